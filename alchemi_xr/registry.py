@@ -1,0 +1,86 @@
+"""Plug-ins by name: our own and those that other packages announce.
+
+A plug-in is one class in one file and one line in an entry-point group; the
+registry finds both without importing any of them before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+from alchemi_xr.errors import ConfigError, nearest
+
+__all__ = ["Registry", "hooks", "models", "sources"]
+
+
+class Registry:
+    """Objects of one kind by name, imported when asked for.
+
+    Parameters
+    ----------
+    group : str
+        Entry-point group, such as ``"alchemi_xr.sources"``.
+    builtin : dict of str to str
+        Our own: name to ``"module:attribute"``.
+    """
+
+    def __init__(self, group: str, builtin: dict[str, str]) -> None:
+        self.group = group
+        self._builtin = dict(builtin)
+        self._objects: dict[str, Any] = {}
+
+    def register(self, name: str, obj: Any) -> Any:
+        """Add an object under a name for this process; returns it."""
+        self._objects[name] = obj
+        return obj
+
+    def names(self) -> list[str]:
+        """All names, in order: ours, registered ones, other packages'."""
+        found = {**self._builtin, **self._objects}
+        for entry in entry_points(group=self.group):
+            found.setdefault(entry.name, entry.value)
+        return list(found)
+
+    def get(self, name: str) -> Any:
+        """The object of this name.
+
+        Raises
+        ------
+        ConfigError
+            No plug-in has this name; the nearest are offered.
+        """
+        if name in self._objects:
+            return self._objects[name]
+        target = self._builtin.get(name)
+        if target is None:
+            for entry in entry_points(group=self.group):
+                if entry.name == name:
+                    return self._objects.setdefault(name, entry.load())
+            raise ConfigError(self.group, f"{name!r} is not known. {nearest(name, self.names())}")
+        module, _, attribute = target.partition(":")
+        return self._objects.setdefault(name, getattr(importlib.import_module(module), attribute))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+
+sources = Registry(
+    "alchemi_xr.sources",
+    {
+        "extxyz": "alchemi_xr.etl.sources.extxyz:ExtxyzSource",
+        "ase-db": "alchemi_xr.etl.sources.ase_db:AseDbSource",
+        "ase": "alchemi_xr.etl.sources.ase_io:AseSource",
+    },
+)
+models = Registry(
+    "alchemi_xr.models",
+    {
+        "demo": "alchemi_xr.models.demo:DemoModelWrapper",
+        "lj": "alchemi_xr.models.lj:LennardJonesModel",
+        "ase": "alchemi_xr.models.ase:ASECalculatorModel",
+    },
+)
+hooks = Registry("alchemi_xr.hooks", {})
