@@ -48,9 +48,12 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
             script.append(
                 f"subprocess.run(['bash', '-euo', 'pipefail', '-c', {code!r}], check=True)"
             )
-    body = "\n".join("    " + line if line else "" for line in "\n".join(script).split("\n"))
+    (tmp_path / "body.txt").write_text("\n".join(script))
     path = tmp_path / "page.py"
-    path.write_text(f"if __name__ == '__main__':\n{body}\n")
+    path.write_text(
+        "if __name__ == '__main__':\n"
+        "    exec(compile(open('body.txt').read(), 'page', 'exec'), globals())\n"
+    )
     bin_dir = str(Path(sys.executable).parent)
     result = subprocess.run(
         [sys.executable, str(path)],
