@@ -181,7 +181,7 @@ class HookRegistryMixin:
     def _enter_hooks(self) -> None:
         """Open the hooks that want it; remembered, so that each is closed once."""
         for hook in self.hooks:
-            if hook in self._open_hooks:
+            if any(hook is opened for opened in self._open_hooks):
                 continue
             enter = getattr(hook, "__enter__", None)
             if enter is not None:
