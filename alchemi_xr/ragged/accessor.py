@@ -1,0 +1,252 @@
+"""``ds.ragged``: where raggedness is kept true. Names and docs, no algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import xarray as xr
+
+from alchemi_xr._typing import Level, NDArray, Ptr
+from alchemi_xr.errors import UnknownFieldError, nearest
+from alchemi_xr.ragged import broadcast as _broadcast
+from alchemi_xr.ragged import chunks as _chunks
+from alchemi_xr.ragged import reduce as _reduce
+from alchemi_xr.ragged import samples as _samples
+from alchemi_xr.ragged import select as _select
+from alchemi_xr.ragged.conventions import POINTER_NAMES, Structure, level_of, structure
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["RaggedAccessor"]
+
+
+@xr.register_dataset_accessor("ragged")
+class RaggedAccessor:
+    """Verbs on whole samples of a ragged Dataset.
+
+    Each verb first checks that samples, atoms and edges still belong
+    together; a Dataset whose samples were chosen by plain ``ds.isel(sample=…)``
+    is refused with the call that was meant.
+
+    Notes
+    -----
+    Arithmetic between an atom-level and a sample-level variable is an outer
+    product for xarray. Write ``ds.forces - ds.ragged.broadcast("mean_force")``.
+    """
+
+    def __init__(self, ds: xr.Dataset) -> None:
+        self._ds = ds
+
+    # -- what there is ---------------------------------------------------
+
+    def validate(self) -> None:
+        """Return when samples, atoms and edges belong together, else raise.
+
+        Raises
+        ------
+        FieldError
+            Says what does not fit and which call was meant.
+        """
+        structure(self._ds)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return self._structure.num_samples
+
+    def ptr(self, level: Level) -> Ptr:
+        """Pointer of a level, int64 [N + 1]."""
+        return self._structure.ptr(level)
+
+    def level(self, name: Hashable) -> Level | None:
+        """Level of a variable; None for one that lies along none."""
+        if name not in self._ds.variables:
+            known = map(str, self._ds.variables)
+            raise UnknownFieldError(
+                "ds.ragged", f"no variable {name!r}. {nearest(str(name), known)}"
+            )
+        return level_of(self._ds.variables[name].dims, name=name)
+
+    @property
+    def _structure(self) -> Structure:
+        return structure(self._ds)
+
+    def __getitem__(self, names: Sequence[Hashable]) -> xr.Dataset:
+        """A Dataset of these variables that keeps the pointers.
+
+        ``ds[["forces"]]`` drops them, since they lie along other dims.
+        """
+        names = [names] if isinstance(names, str) else list(names)
+        for name in names:
+            self.level(name)
+        keep = {*names, *POINTER_NAMES, *self._ds.xindexes}
+        return self._ds.drop_vars([n for n in self._ds.variables if n not in keep])
+
+    # -- choose samples --------------------------------------------------
+
+    def isel(self, sample: Any) -> xr.Dataset:
+        """Samples by position, with their atoms and edges.
+
+        Parameters
+        ----------
+        sample : int, slice, sequence or array of int or bool
+            Any order, negatives and repeats allowed. One number keeps the
+            ``sample`` dim, with length 1.
+
+        Returns
+        -------
+        Dataset
+            Lazy where this one is: fields of a store remember row ranges and
+            read only rows of chosen samples, Dask arrays keep whole samples a
+            block.
+
+        Raises
+        ------
+        IndexRangeError
+        """
+        return _select.isel(self._ds, sample)
+
+    def sel(self, **labels: Any) -> xr.Dataset:
+        """Samples by the values of variables over ``sample``.
+
+        Parameters
+        ----------
+        **labels : value, sequence of values, or slice
+            One value takes every sample that has it; several are taken in
+            their order; a slice holds both its ends. With several names, the
+            samples that fit all, in the order of the first.
+
+        Raises
+        ------
+        IndexRangeError
+            No sample has a value asked for.
+        UnknownFieldError
+
+        Examples
+        --------
+        >>> ds.ragged.sel(dataset_index=[7, 3])        # doctest: +SKIP
+        >>> ds.ragged.sel(energy=slice(-5.0, -4.0))    # doctest: +SKIP
+        """
+        return _select.sel(self._ds, dict(labels))
+
+    def where(self, condition: xr.DataArray | NDArray | Callable[[xr.Dataset], Any]) -> xr.Dataset:
+        """Samples for which a condition holds.
+
+        Parameters
+        ----------
+        condition : bool DataArray over ``sample``, bool array [N], or function
+            A function gets the Dataset. The mask is computed now (it decides
+            the lengths); nothing else is read.
+
+        Raises
+        ------
+        FieldError
+            The condition is no mask, or lies along atoms or edges.
+        """
+        return _select.where(self._ds, condition)
+
+    def sortby(self, by: Hashable | xr.DataArray, *, ascending: bool = True) -> xr.Dataset:
+        """Samples in the order of a key, stably, NaN last.
+
+        Parameters
+        ----------
+        by : str or DataArray over ``sample``
+        ascending : bool
+        """
+        return _select.sortby(self._ds, by, ascending=ascending)
+
+    def head(self, n: int = 5) -> xr.Dataset:
+        """The first ``n`` samples."""
+        return _select.head(self._ds, n)
+
+    def sample(self, n: int, *, seed: int | None = None) -> xr.Dataset:
+        """``n`` samples drawn without replacement, kept in their order."""
+        return _select.sample(self._ds, n, seed)
+
+    # -- between levels --------------------------------------------------
+
+    def reduce(
+        self, what: Hashable | xr.DataArray, op: str, *, initial: Any = None
+    ) -> xr.DataArray:
+        """One value a sample, out of its atoms or edges.
+
+        Parameters
+        ----------
+        what : str or DataArray
+            A variable over ``atom`` or ``edge``, or an expression of such.
+        op : {"sum", "mean", "min", "max", "norm", "any", "all"}
+            ``norm`` is the square root of the sum of squares over rows and
+            trailing axes; the others keep the trailing axes.
+        initial : scalar, optional
+            Start of ``min`` and ``max``, and their value for a sample without
+            rows; needed for whole numbers there.
+
+        Returns
+        -------
+        DataArray over ``sample``
+            A Dask array where ``what`` is one; else computed. Empty samples
+            give 0 for ``sum`` and ``norm``, False for ``any``, True for
+            ``all`` and NaN for the others.
+
+        Examples
+        --------
+        >>> fmax = ds.ragged.reduce((ds.forces**2).sum("xyz") ** 0.5, "max")  # doctest: +SKIP
+        """
+        return _reduce.reduce(self._ds, what, op, initial=initial)
+
+    def broadcast(self, what: Hashable | xr.DataArray, level: str = "atom") -> xr.DataArray:
+        """The value of its sample for every atom or edge.
+
+        Parameters
+        ----------
+        what : str or DataArray
+            A variable over ``sample``.
+        level : {"atom", "edge"}
+
+        Returns
+        -------
+        DataArray over ``atom`` or ``edge``
+            A Dask array where ``what`` or the fields of that level are.
+        """
+        return _broadcast.broadcast(self._ds, what, level)
+
+    def chunk(self, chunks: Any = "auto") -> xr.Dataset:
+        """Dask blocks that end at sample boundaries.
+
+        Parameters
+        ----------
+        chunks : int, str, tuple of int, or mapping
+            As for ``alchemi_xr.open_dataset``; ``{}`` keeps the blocks that
+            are there, or makes blocks of Dask's own size.
+        """
+        struct = self._structure
+        rows = _chunks.widest_rows(self._ds)
+        here = _chunks.find_partition(self._ds, struct)
+        if here is None:
+            here = _chunks.resolve_chunks("auto", struct, rows, ())
+        sizes = _chunks.resolve_chunks(chunks, struct, rows, here)
+        return _chunks.chunk_dataset(self._ds, struct, sizes)
+
+    # -- one by one ------------------------------------------------------
+
+    def iter_samples(self, *, max_bytes: int = _samples.READ_BYTES) -> Iterator[xr.Dataset]:
+        """Each sample in turn as a loaded Dataset without the ``sample`` dim.
+
+        Fields that a sample has no value of are left out of its Dataset.
+
+        Parameters
+        ----------
+        max_bytes : int
+            Of the widest field, read at a time.
+        """
+        return _samples.iter_samples(self._ds, max_bytes=max_bytes)
+
+    def to_atoms(self, i: int) -> Atoms:
+        """Sample ``i`` as ``ase.Atoms``.
+
+        Energy, forces, stress, dipole and charges become a single-point
+        calculator's results; other fields go to ``arrays`` and ``info``.
+        """
+        return _samples.to_atoms(self._ds, i)

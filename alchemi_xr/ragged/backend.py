@@ -1,0 +1,280 @@
+"""The xarray engine ``alchemi_xr`` and ``open_dataset``.
+
+Opening reads metadata, pointers and masks; fields stay in the store behind
+arrays that read the rows asked for. Deleted samples are left out by a map of
+row ranges, not by indexing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import xarray as xr
+from xarray.backends import BackendEntrypoint
+
+from alchemi_xr._typing import Level
+from alchemi_xr.data.fields import field_order, resolve
+from alchemi_xr.errors import FieldError, UnknownFieldError, nearest
+from alchemi_xr.ragged import accessor as accessor  # registers ds.ragged
+from alchemi_xr.ragged.array import StoreArray, wrap
+from alchemi_xr.ragged.chunks import (
+    chunk_dataset,
+    level_chunks,
+    preferred,
+    resolve_chunks,
+    widest_rows,
+)
+from alchemi_xr.ragged.conventions import (
+    DIMS,
+    Structure,
+    field_attrs,
+    field_dims,
+    level_of,
+    pointer_coords,
+)
+from alchemi_xr.ragged.rows import Selection
+from alchemi_xr.store.reader import Snapshot, open_store
+
+__all__ = ["AlchemiBackend", "open_dataset"]
+
+
+def open_dataset(
+    store: Any,
+    *,
+    chunks: Any = None,
+    fields: Iterable[str] | None = None,
+    drop_deleted: bool = True,
+    cache: bool = False,
+    generation: int | None = None,
+) -> xr.Dataset:
+    """A store as one lazy, ragged Dataset.
+
+    Parameters
+    ----------
+    store : str, path, Zarr store, or Snapshot
+    chunks : optional
+        None keeps the fields in the store until they are asked for. Anything
+        else makes Dask arrays whose blocks end at sample boundaries, the same
+        samples in block k of every level: ``{}`` follows the stored chunks,
+        ``"auto"`` Dask's block size, ``"64MiB"`` is bytes of the widest field
+        in a block, a number (or ``{"sample": n}``) is samples in a block.
+    fields : iterable of str, optional
+        Only these (aliases are understood).
+    drop_deleted : bool
+        Leave out soft-deleted samples, lazily. Otherwise all are shown, and
+        the coordinate ``samples_mask`` says which are live.
+    cache : bool
+        Keep a field in memory once all of it was read.
+    generation : int, optional
+        An older committed generation, where the store still has it.
+
+    Returns
+    -------
+    Dataset
+        Dims ``sample``, ``atom``, ``edge``; coordinates ``atoms_ptr``,
+        ``edges_ptr``, ``num_atoms``, ``num_edges``; units on every variable
+        that has one; ``neighbor_list`` numbered within its sample;
+        ``<field>_present`` for each field that some samples lack.
+
+    Raises
+    ------
+    StoreNotFoundError, NotAStoreError
+    UnknownFieldError
+        A field of ``fields`` is not there.
+    ConfigError
+        ``chunks`` is not understood.
+    """
+    snapshot = store if isinstance(store, Snapshot) else _open(store, generation)
+    selection = Selection.all(snapshot)
+    if drop_deleted and not snapshot.samples_mask.all():
+        selection = selection.take(np.asarray(snapshot.active, dtype=np.int64))
+    names = _choose(snapshot, fields)
+    ds, struct, stored = _build(selection, names, cache=cache)
+    if not drop_deleted:
+        mask = xr.Variable(
+            (DIMS["system"],),
+            np.asarray(snapshot.samples_mask),
+            {"long_name": "sample is not deleted", "level": "system"},
+        )
+        ds = ds.assign_coords(samples_mask=mask)
+    if chunks is None:
+        return ds
+    sizes = resolve_chunks(chunks, struct, widest_rows(ds), stored)
+    return chunk_dataset(ds, struct, sizes)
+
+
+class AlchemiBackend(BackendEntrypoint):
+    """``xr.open_dataset(path, engine="alchemi_xr")``.
+
+    With ``chunks={}`` Dask blocks end at sample boundaries; ``sample_chunks``
+    says where, in any form that ``alchemi_xr.open_dataset(chunks=)`` takes.
+    Other ``chunks`` are xarray's own and cut each dimension for itself; the
+    verbs of ``ds.ragged`` then cut anew at the store.
+    """
+
+    description: ClassVar[str] = "Ragged stores of atoms, edges and samples (alchemi_xr)"
+    url: ClassVar[str] = "https://docs.xarray.dev/en/stable/internals/how-to-add-new-backend.html"
+    open_dataset_parameters: ClassVar[Sequence[str]] = (
+        "filename_or_obj",
+        "drop_variables",
+        "fields",
+        "drop_deleted",
+        "generation",
+        "sample_chunks",
+    )
+
+    def open_dataset(  # type: ignore[override]
+        self,
+        filename_or_obj: Any,
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        fields: Iterable[str] | None = None,
+        drop_deleted: bool = True,
+        generation: int | None = None,
+        sample_chunks: Any = None,
+    ) -> xr.Dataset:
+        """The lazy Dataset; caching and Dask are added by xarray."""
+        ds = open_dataset(
+            filename_or_obj, fields=fields, drop_deleted=drop_deleted, generation=generation
+        )
+        if drop_variables is not None:
+            drop = [drop_variables] if isinstance(drop_variables, str) else list(drop_variables)
+            ds = ds.drop_vars(drop, errors="ignore")
+        if sample_chunks is not None:
+            _prefer(ds, sample_chunks)
+        # xarray wraps each array anew; hand it the bare lazy one.
+        for name, var in ds.variables.items():
+            if name not in ds.indexes and hasattr(var._data, "array"):
+                var.data = var._data.array
+        return ds
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Whether a local path is a store of ours; cheap, never raises."""
+        try:
+            if not isinstance(filename_or_obj, (str, os.PathLike)):
+                return False
+            root = os.path.join(os.fspath(filename_or_obj), "zarr.json")
+            with open(root, encoding="utf-8") as file:
+                attributes = json.load(file).get("attributes", {})
+            return "alchemi_xr" in attributes or {"num_samples", "fields"} <= set(attributes)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return False
+
+
+def _open(store: Any, generation: int | None) -> Snapshot:
+    return open_store(store) if generation is None else open_store(store, generation=generation)
+
+
+def _choose(snapshot: Snapshot, fields: Iterable[str] | None) -> list[str]:
+    if fields is None:
+        return list(snapshot.fields)
+    if isinstance(fields, str):
+        fields = [fields]
+    known = set(snapshot.fields)
+    names = [name if name in known else resolve(name) for name in fields]
+    for name in names:
+        if name not in known:
+            raise UnknownFieldError(
+                snapshot.where, f"there is no field {name!r}. {nearest(name, known)}"
+            )
+    return field_order(names)
+
+
+def _build(
+    selection: Selection, names: list[str], *, cache: bool
+) -> tuple[xr.Dataset, Structure, tuple[int, ...]]:
+    """Variables and coordinates, the pointers, and blocks that follow the stored chunks."""
+    snapshot = selection.snapshot
+    struct = _structure(selection)
+    variables: dict[Hashable, xr.Variable] = {}
+    sizes: dict[str, int] = {
+        "sample": struct.num_samples,
+        "atom": struct.rows("atom"),
+        "edge": struct.rows("edge"),
+    }
+    for name in names:
+        array = StoreArray(selection, name)
+        dims = _fit(name, _dims(snapshot, name, array), array.shape, sizes)
+        attrs = field_attrs(name, array.level, snapshot.unit(name))
+        if snapshot.present(name) is not None:
+            mask = f"{name}_present"
+            attrs["ancillary_variables"] = mask
+            variables[mask] = xr.Variable(
+                (DIMS["system"],),
+                wrap(StoreArray(selection, name, "present"), cache=cache),
+                {"long_name": f"sample has a value of {name}", "level": "system"},
+            )
+        variables[name] = xr.Variable(dims, wrap(array, cache=cache), attrs)
+    attributes: dict[str, Any] = {
+        "Conventions": "CF-1.11",
+        "source": str(snapshot.where),
+        "generation": int(snapshot.generation),
+    }
+    provenance = getattr(snapshot.schema, "provenance", None)
+    if provenance:
+        # Text, so that the Dataset can be written to any file format.
+        attributes["provenance"] = json.dumps(provenance, sort_keys=True, default=str)
+    order = [n for n in variables if not str(n).endswith("_present")]
+    order += [n for n in variables if n not in order]
+    ds = xr.Dataset({n: variables[n] for n in order}, pointer_coords(struct), attributes)
+    levels: tuple[Level, ...] = ("system", "atom", "edge")
+    stored = preferred(struct, widest_rows(ds), {k: snapshot.chunk_rows(k) for k in levels})
+    _set_preferred(ds, struct, stored)
+    return ds, struct, stored
+
+
+def _structure(selection: Selection) -> Structure:
+    snapshot = selection.snapshot
+    picked = selection.samples
+    if isinstance(picked, slice) and len(selection) == snapshot.num_samples:
+        return Structure(snapshot.atoms_ptr, snapshot.edges_ptr)
+    whole = Structure(snapshot.atoms_ptr, snapshot.edges_ptr)
+    return whole.take(selection.index)
+
+
+def _dims(snapshot: Snapshot, name: str, array: StoreArray) -> tuple[str, ...]:
+    stored: tuple[str | None, ...] = ()
+    if len(array.shape) > 1:
+        metadata: Any = snapshot.array(name).metadata
+        stored = tuple(getattr(metadata, "dimension_names", None) or ())[1:]
+    return field_dims(name, array.level, array.shape[1:], stored)
+
+
+def _fit(
+    name: str, dims: tuple[str, ...], shape: tuple[int, ...], sizes: dict[str, int]
+) -> tuple[str, ...]:
+    """The dims, those renamed that another field has with another length."""
+    out = []
+    for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
+        if sizes.setdefault(dim, size) != size:
+            if axis == 0:
+                raise FieldError(
+                    name, f"wrong number of rows along {dim!r}", found=size, expected=sizes[dim]
+                )
+            dim = f"{name}_{axis}"
+            sizes[dim] = size
+        out.append(dim)
+    return tuple(out)
+
+
+def _set_preferred(ds: xr.Dataset, struct: Structure, sizes: tuple[int, ...]) -> None:
+    """Tell xarray's own ``chunks={}`` where blocks end."""
+    rows = {level: level_chunks(struct.ptr(level), sizes) for level in DIMS}
+    for var in ds.variables.values():
+        level = level_of(var.dims)
+        if level is not None and hasattr(var._data, "array"):
+            chunks: Mapping[str, Any] = {DIMS[level]: rows[level]}
+            var.encoding["preferred_chunks"] = dict(chunks)
+
+
+def _prefer(ds: xr.Dataset, sample_chunks: Any) -> None:
+    from alchemi_xr.ragged.conventions import structure
+
+    struct = structure(ds)
+    stored = ds.sizes.get(DIMS["system"], 0)
+    sizes = resolve_chunks(sample_chunks, struct, widest_rows(ds), (stored,))
+    _set_preferred(ds, struct, sizes)
