@@ -10,7 +10,7 @@ the host. Many stages at once are `fused`, refilling is `refill`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -479,12 +479,12 @@ class BaseDynamics(HookRegistryMixin):
             )
         with torch.no_grad():
             for name in ("positions", "cell"):
-                values = batch[name] if name in batch else None
-                if values is not None and values.requires_grad:
-                    if values.is_leaf:
-                        values.requires_grad_(False)
-                    else:
-                        batch[name] = values.detach()
+                if name not in batch or not batch[name].requires_grad:
+                    continue
+                if batch[name].is_leaf:
+                    batch[name].requires_grad_(False)
+                else:
+                    batch[name] = batch[name].detach()
             for name, value in found.items():
                 self._write_output(batch, name, value)
         self._last_outputs = found
@@ -497,7 +497,8 @@ class BaseDynamics(HookRegistryMixin):
         if name in batch:
             target = batch[name]
             target.copy_(value.reshape(target.shape))
-            batch.present.pop(name, None)  # every system has it now
+            if batch.present:
+                batch.set(name, target, level=batch.level_of(name))  # every system has it now
         elif name in FIELDS:
             batch.set(name, value.clone(), level=FIELDS[name].level)
 
@@ -603,6 +604,21 @@ class BaseDynamics(HookRegistryMixin):
             if key not in batch and key in FIELDS:
                 batch.set(key, _zero_output(batch, key), level=FIELDS[key].level)
 
+    def admit(self, batch: Batch) -> Batch:
+        """New systems made ready: ``init_fn``, then bookkeeping afresh.
+
+        What a sample brings of an earlier run (status, counters) does not count.
+        """
+        if self.init_fn is not None:
+            batch = self.init_fn(batch) or batch
+        for key in ("energy_change", "energy_previous", "fmax"):
+            if key in batch:
+                batch[key].fill_(torch.inf)
+        self._ensure_fields(batch, new=True)
+        if "needs_prime" in batch:
+            batch["needs_prime"].fill_(True)
+        return batch
+
     # ---------------------------------------------------------------- refilling
 
     def refill_check(self, batch: Batch, exit_status: int) -> Batch | None:
@@ -640,10 +656,8 @@ class BaseDynamics(HookRegistryMixin):
             yield
         except BaseException:
             # The failure of the run is the one to tell; closing comes second.
-            try:
+            with suppress(Exception):
                 self._exit_hooks()
-            except Exception:  # noqa: S110
-                pass
             raise
         else:
             self._exit_hooks()

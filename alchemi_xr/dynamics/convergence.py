@@ -224,8 +224,7 @@ class ConvergenceHook:
             criteria = [criteria]
         if not isinstance(criteria, list | tuple):
             raise TypeError(
-                "criteria must be None, a dict or a list of dicts, "
-                f"found {type(criteria).__name__}"
+                f"criteria must be None, a dict or a list of dicts, found {type(criteria).__name__}"
             )
         self.criteria: list[Criterion] = []
         for item in criteria:

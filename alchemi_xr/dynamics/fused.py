@@ -8,6 +8,7 @@ each system is decided on the device; the host only looks when it has to.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -528,21 +529,7 @@ class FusedStage(BaseDynamics):
         if "velocities" in FIELDS and any(
             "velocities" in stage.__provides_keys__ for stage in self.dynamics
         ):
-            batch["velocities"]  # noqa: B018  made on access; a guard has to see it
-
-    def admit(self, batch: Batch) -> Batch:
-        """New systems made ready: ``init_fn``, then bookkeeping afresh.
-
-        What a sample brings of an earlier run (status, counters) does not count.
-        """
-        if self.init_fn is not None:
-            batch = self.init_fn(batch) or batch
-        for key in ("energy_change", "energy_previous", "fmax"):
-            if key in batch:
-                batch[key].fill_(torch.inf)
-        self._ensure_fields(batch, new=True)
-        batch["needs_prime"].fill_(True)
-        return batch
+            batch["velocities"]  # made on access: a guard has to see it
 
 
 def compose(left: Any, right: Any) -> FusedStage:
@@ -654,7 +641,9 @@ def _migration_hooks(
                 "convergence_hook must be a ConvergenceHook",
                 found=type(hook).__name__,
             )
-        rules.append(ConvergenceHook(hook.criteria, code, target, hook.frequency))
+        rule = copy.copy(hook)  # the user's own stays as it is
+        rule.source_status, rule.target_status = code, target
+        rules.append(rule)
     return rules
 
 
