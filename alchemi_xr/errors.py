@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "AlchemiError",
+    "ArgumentTypeError",
     "CampaignError",
     "ConfigError",
     "ConvergenceError",
@@ -35,6 +36,7 @@ __all__ = [
     "StoreLockedError",
     "StoreNotFoundError",
     "StoreVersionError",
+    "TransformError",
     "UnknownFieldError",
     "nearest",
 ]
@@ -131,6 +133,14 @@ class IndexRangeError(AlchemiError, IndexError):
 
 class ConfigError(AlchemiError, ValueError):
     """An option has a name or value that is not understood."""
+
+
+class ArgumentTypeError(AlchemiError, TypeError):
+    """An argument is of the wrong kind (no reader, no sequence, not callable)."""
+
+
+class TransformError(AlchemiError, RuntimeError):
+    """A transform failed, or gave nothing usable back."""
 
 
 class OptionalDependencyError(AlchemiError, ImportError):

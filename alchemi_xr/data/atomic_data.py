@@ -47,9 +47,9 @@ class AtomCategory(enum.IntEnum):
 _SPECS: dict[str, tuple[Level, tuple[int | str, ...], int, str]] = {
     spec.name: (spec.level, spec.tail, len(spec.tail) + 1, spec.kind) for spec in FIELDS.values()
 }
-_CLASS_OF = {torch.bool: "b"} | {
-    dtype: "f" for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
+_CLASS_OF = {torch.bool: "b"} | dict.fromkeys(
+    (torch.float16, torch.bfloat16, torch.float32, torch.float64), "f"
+)
 _COUNTED = {"atom": ("atoms", "atomic_numbers"), "edge": ("edges", "neighbor_list")}
 
 

@@ -34,7 +34,7 @@ from alchemi_xr.data.level import (
 from alchemi_xr.errors import FieldError, IndexRangeError, UnknownFieldError, nearest
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Batch"]
 
