@@ -83,4 +83,20 @@ models = Registry(
         "ase": "alchemi_xr.models.ase:ASECalculatorModel",
     },
 )
-hooks = Registry("alchemi_xr.hooks", {})
+_HOOKS = "alchemi_xr.dynamics.hooks"
+hooks = Registry(
+    "alchemi_xr.hooks",
+    {
+        "bias": f"{_HOOKS}.bias:BiasedPotentialHook",
+        "converged-snapshot": f"{_HOOKS}.snapshot:ConvergedSnapshotHook",
+        "energy-drift": f"{_HOOKS}.drift:EnergyDriftMonitorHook",
+        "freeze-atoms": f"{_HOOKS}.freeze:FreezeAtomsHook",
+        "logging": f"{_HOOKS}.logging:LoggingHook",
+        "max-force": f"{_HOOKS}.safety:MaxForceClampHook",
+        "nan-detector": f"{_HOOKS}.safety:NaNDetectorHook",
+        "neighbor-list": f"{_HOOKS}.neighbor_list:NeighborListHook",
+        "snapshot": f"{_HOOKS}.snapshot:SnapshotHook",
+        "stage-timing": f"{_HOOKS}.timing:StageTimingHook",
+        "wrap-periodic": f"{_HOOKS}.periodic:WrapPeriodicHook",
+    },
+)

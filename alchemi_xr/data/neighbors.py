@@ -26,7 +26,14 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import ptr_to_index
 from alchemi_xr.errors import ConfigError, FieldError
 
-__all__ = ["EdgeList", "NeighborMatrix", "VerletList", "neighbor_list", "neighbor_matrix"]
+__all__ = [
+    "EdgeList",
+    "NeighborMatrix",
+    "VerletList",
+    "complete_cells",
+    "neighbor_list",
+    "neighbor_matrix",
+]
 
 # Below this many atoms a direct search over pairs beats binning (measured on CPU).
 _DIRECT_LIMIT = 128
@@ -360,24 +367,29 @@ def _with_cells(
     return _Geometry(positions, ptr, system, box, periodic)
 
 
-def _safe_cells(geometry: _Geometry, extent: Tensor) -> Tensor:
+def complete_cells(cell: Tensor, pbc: Tensor, length: Tensor | None = None) -> Tensor:
     """Cells whose periodic vectors are the given ones and whose others are harmless.
 
     A vector along an axis that is not periodic may be anything (zero, NaN, a
-    1 Å dummy): it is replaced by one at right angles to the periodic vectors,
-    long enough to hold the system.
+    1 Å dummy): it is replaced by one at right angles to the periodic vectors.
+
+    Parameters
+    ----------
+    cell : float tensor, [B, 3, 3], Å
+    pbc : bool tensor, [B, 3]
+    length : float tensor, [B], optional
+        Å of the vectors put in; by default 1.
 
     Raises
     ------
     FieldError
         The periodic vectors of a system span no length, area or volume.
     """
-    pbc = geometry.pbc
     count = pbc.sum(dim=1)
-    eye = torch.eye(3, dtype=geometry.cell.dtype, device=geometry.cell.device)
+    eye = torch.eye(3, dtype=cell.dtype, device=cell.device)
     # Periodic vectors first, the rest after them; undone at the end.
     order = torch.argsort((~pbc).to(torch.int8), dim=1, stable=True)
-    rows = torch.gather(geometry.cell, 1, order[:, :, None].expand(-1, -1, 3))
+    rows = torch.gather(cell, 1, order[:, :, None].expand(-1, -1, 3))
     first = torch.where((count >= 1)[:, None], rows[:, 0], eye[0])
     # The Cartesian axis farthest from the first vector gives a stable second one.
     axis = eye[first.abs().argmin(dim=1)]
@@ -392,13 +404,13 @@ def _safe_cells(geometry: _Geometry, extent: Tensor) -> Tensor:
         raise FieldError(
             f"system {system}",
             "is periodic but its cell spans no volume along its periodic axes",
-            found=geometry.cell[system].tolist(),
+            found=cell[system].tolist(),
             expected=f"independent lattice vectors for pbc={pbc[system].tolist()}",
             mend="correct cell, or set pbc to False along axes that do not repeat",
         )
-    # Unit vectors of the open axes, stretched to hold the system.
-    open_axis = torch.arange(3, device=count.device)[None, :] >= count[:, None]
-    full = torch.where(open_axis[:, :, None], full * extent[:, None, None], full)
+    if length is not None:
+        open_axis = torch.arange(3, device=count.device)[None, :] >= count[:, None]
+        full = torch.where(open_axis[:, :, None], full * length[:, None, None], full)
     return torch.zeros_like(full).scatter_(1, order[:, :, None].expand(-1, -1, 3), full)
 
 
@@ -431,7 +443,8 @@ def _search(
     placed = (placed - corner[geometry.system]).contiguous()
     # Systems without atoms have an infinite corner and take part in nothing.
     extent = (far - corner).amax(dim=1).clamp(min=0.0) + cutoff
-    cell = _safe_cells(geometry, torch.nan_to_num(extent, nan=cutoff, posinf=cutoff))
+    extent = torch.nan_to_num(extent, nan=cutoff, posinf=cutoff)
+    cell = complete_cells(geometry.cell, geometry.pbc, extent)
     largest = int(torch.diff(geometry.atoms_ptr).max())
     capacity = max_neighbors or min(64, max(largest, 16))
     ptr, system = geometry.atoms_ptr.to(torch.int32), geometry.system.to(torch.int32)
