@@ -624,11 +624,11 @@ class AtomicData:
         return data if torch.device(device).type == "cpu" else data.to(device)
 
     @classmethod
-    def from_structure(cls, structure: Any, **options: Any) -> AtomicData:
+    def from_structure(cls, structure: Any, *args: Any, **options: Any) -> AtomicData:
         """A sample of a pymatgen ``Structure`` or ``Molecule``; options as ``from_atoms``."""
         from alchemi_xr.data.atoms import atoms_of_structure
 
-        return cls.from_atoms(atoms_of_structure(structure), **options)
+        return cls.from_atoms(atoms_of_structure(structure), *args, **options)
 
     def to_atoms(self) -> Any:
         """An ``ase.Atoms``: results in a calculator, other fields in arrays and info."""
