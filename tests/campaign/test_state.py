@@ -53,7 +53,8 @@ def test_split_parts_the_samples(samples):
     a, b = unit.split()
     assert unit.size == len(ids)
     assert np.concatenate([a.samples(), b.samples()]).tolist() == ids.tolist()
-    assert abs(a.size - b.size) <= 1 and {a.key, b.key} == {"k.a", "k.b"}
+    assert abs(a.size - b.size) <= 1
+    assert {a.key, b.key} == {"k.a", "k.b"}
 
 
 def test_one_sample_cannot_be_split():
@@ -79,7 +80,8 @@ def test_slots_bound_the_units_in_flight():
     state = make_state(samples=10, unit_size=2, slots=2)
     assert keys(state.start()) == ["000-000000", "000-000001"]
     assert keys(state.handle(UnitDone("000-000001", 2, 0))) == ["000-000002"]
-    assert len(state.running) == 2 and state.waiting == 2
+    assert len(state.running) == 2
+    assert state.waiting == 2
     assert keys(state.handle(SlotsChanged(3))) == ["000-000003"]
 
 
@@ -116,7 +118,8 @@ def test_a_worker_that_cannot_begin_ends_the_campaign():
     for _ in range(CampaignState.MAX_UNBEGUN - 1):
         state.handle(UnitFailed("000-000000", "import failed", begun=False))
     (abort,) = state.handle(UnitFailed("000-000000", "import failed", begun=False))
-    assert isinstance(abort, Abort) and "import failed" in abort.reason
+    assert isinstance(abort, Abort)
+    assert "import failed" in abort.reason
 
 
 def test_a_poison_that_kills_its_worker_is_found_and_alone_rejected():
@@ -151,22 +154,26 @@ def test_the_limit_stops_the_campaign_and_says_so():
     assert state.handle(UnitDone("000-000000", 4, 1)) == []
     (abort,) = state.handle(UnitDone("000-000001", 4, 1))
     assert isinstance(abort, Abort)
-    assert "2 of 10 samples failed" in abort.reason and "(1)" in abort.reason
-    assert state.stopped and state.handle(UnitDone("x", 1, 0)) == []
+    assert "2 of 10 samples failed" in abort.reason
+    assert "(1)" in abort.reason
+    assert state.stopped
+    assert state.handle(UnitDone("x", 1, 0)) == []
 
 
 def test_a_limit_hit_inside_a_unit_stops_too():
     state = make_state(slots=2, limit=1)
     state.start()
     (abort,) = state.handle(LimitHit("000-000000", 2, "no convergence"))
-    assert isinstance(abort, Abort) and "the last: no convergence" in abort.reason
+    assert isinstance(abort, Abort)
+    assert "the last: no convergence" in abort.reason
 
 
 def test_rejected_lone_sample_counts_to_the_limit():
     state = CampaignState([Unit("u", ((0, 1),))], total=10, limit=0, max_attempts=1)
     state.start()
     reject, abort = state.handle(UnitFailed("u", "killed"))
-    assert isinstance(reject, Reject) and isinstance(abort, Abort)
+    assert isinstance(reject, Reject)
+    assert isinstance(abort, Abort)
 
 
 def test_budget_shrinks_with_failures():
