@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["RaggedAccessor"]
 
 
-@xr.register_dataset_accessor("ragged")
+_xarray: Any = xr
+
+
+@_xarray.register_dataset_accessor("ragged")
 class RaggedAccessor:
     """Verbs on whole samples of a ragged Dataset.
 
@@ -129,7 +132,7 @@ class RaggedAccessor:
         >>> ds.ragged.sel(dataset_index=[7, 3])        # doctest: +SKIP
         >>> ds.ragged.sel(energy=slice(-5.0, -4.0))    # doctest: +SKIP
         """
-        return _select.sel(self._ds, dict(labels))
+        return _select.sel(self._ds, labels)
 
     def where(self, condition: xr.DataArray | NDArray | Callable[[xr.Dataset], Any]) -> xr.Dataset:
         """Samples for which a condition holds.
@@ -176,9 +179,10 @@ class RaggedAccessor:
         ----------
         what : str or DataArray
             A variable over ``atom`` or ``edge``, or an expression of such.
-        op : {"sum", "mean", "min", "max", "norm", "any", "all"}
+        op : {"sum", "mean", "min", "max", "norm", "any", "all", "argmin", "argmax"}
             ``norm`` is the square root of the sum of squares over rows and
-            trailing axes; the others keep the trailing axes.
+            trailing axes; the others keep the trailing axes. ``argmin`` and
+            ``argmax`` give the row within the sample.
         initial : scalar, optional
             Start of ``min`` and ``max``, and their value for a sample without
             rows; needed for whole numbers there.
@@ -188,7 +192,7 @@ class RaggedAccessor:
         DataArray over ``sample``
             A Dask array where ``what`` is one; else computed. Empty samples
             give 0 for ``sum`` and ``norm``, False for ``any``, True for
-            ``all`` and NaN for the others.
+            ``all``, -1 for ``argmin`` and ``argmax``, NaN for the others.
 
         Examples
         --------

@@ -7,7 +7,6 @@ push a further selection down into it instead of indexing what it returns.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from xarray.core import indexing
 
 from alchemi_xr._typing import IntArray, Level, NDArray
 from alchemi_xr.data.fields import as_rows
+from alchemi_xr.errors import CorruptStoreError
 from alchemi_xr.ragged.rows import Selection
 
 __all__ = ["RowNumbers", "StoreArray", "is_dask", "is_lazy", "origin", "wrap"]
@@ -43,9 +43,9 @@ class StoreArray(BackendArray):
         self.part = part
         self.level: Level = "system" if part == "present" else snapshot.level(name)
         rows = len(selection.ranges(self.level))
+        self.shape: tuple[int, ...] = (rows,)
+        self.dtype: np.dtype[Any] = np.dtype(bool)
         if part == "present":
-            self.shape: tuple[int, ...] = (rows,)
-            self.dtype = np.dtype(bool)
             return
         text = snapshot.group(name) == "text"
         self.dtype = np.dtype(object) if text else np.dtype(snapshot.dtype(name))
@@ -131,30 +131,46 @@ class StoreArray(BackendArray):
 
     def _base(self, rows: slice | IntArray) -> IntArray:
         """First atom of the sample that owns each physical edge row."""
-        ptr, bases = self.selection.snapshot.edges_ptr, self.selection.snapshot.atoms_ptr
+        ptr = self.selection.snapshot.edges_ptr
         if isinstance(rows, slice):
             if rows.stop <= rows.start:
                 return np.empty(0, dtype=np.int64)
             first = int(np.searchsorted(ptr, rows.start, side="right")) - 1
             last = int(np.searchsorted(ptr, rows.stop, side="left"))
-            counts = np.diff(np.clip(ptr[first : last + 1], rows.start, rows.stop))
-            return np.repeat(bases[first:last], counts)
-        return bases[np.searchsorted(ptr, rows, side="right") - 1]
+            inside: IntArray = np.clip(ptr[first : last + 1], rows.start, rows.stop)
+            return np.repeat(self._sample_bases(np.arange(first, last)), np.diff(inside))
+        return self._sample_bases(np.searchsorted(ptr, rows, side="right") - 1)
+
+    def _sample_bases(self, samples: IntArray) -> IntArray:
+        snapshot = self.selection.snapshot
+        if not snapshot.schema.foreign_samples:
+            return snapshot.atoms_ptr[samples]
+        found = snapshot.edge_bases()
+        unsure = samples[np.isin(samples, found.unknown)]
+        if unsure.size:
+            raise CorruptStoreError(
+                snapshot.where,
+                f"edges of sample {int(unsure[0])} do not say to which atoms they belong: another "
+                "tool appended or defragmented",
+                mend="open_dataset(fields=...) without neighbor_list, or build the edges anew "
+                "from the positions",
+            )
+        return found.bases[samples]
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         from dask.base import tokenize
 
         snapshot = self.selection.snapshot
-        where = str(snapshot.where)
-        root = os.path.join(where, "zarr.json")
-        # A store written anew at the same path starts at the same generation.
-        stamp = os.stat(root).st_mtime_ns if os.path.exists(root) else id(snapshot)
+        schema = snapshot.schema
+        # A store that another tool wrote last has no identity of its own: no two openings of it
+        # are taken for the same.
+        known = schema.identity if schema.identity and not snapshot.is_foreign else id(snapshot)
         picked = self.selection.samples
         chosen = (picked.start, picked.stop) if isinstance(picked, slice) else tokenize(picked)
         return (
             "alchemi_xr.StoreArray",
-            where,
-            stamp,
+            str(snapshot.where),
+            known,
             snapshot.generation,
             self.name,
             self.part,
@@ -190,8 +206,9 @@ class RowNumbers(BackendArray):
 
 def wrap(array: BackendArray, *, cache: bool = False) -> Any:
     """What xarray's own ``open_dataset`` makes of a backend array."""
-    lazy: Any = indexing.CopyOnWriteArray(indexing.LazilyIndexedArray(array))
-    return indexing.MemoryCachedArray(lazy) if cache else lazy
+    wrappers: Any = indexing
+    lazy = wrappers.CopyOnWriteArray(wrappers.LazilyIndexedArray(array))
+    return wrappers.MemoryCachedArray(lazy) if cache else lazy
 
 
 def is_dask(var: xr.Variable | xr.DataArray) -> bool:
@@ -223,9 +240,8 @@ def origin(var: xr.Variable | xr.DataArray) -> Any:
         if isinstance(data, indexing.LazilyIndexedArray) and not _trivial(data):
             return None
         data = getattr(data, "array", None)
-    if data is None or tuple(data.shape) != tuple(var.shape):
-        return None
-    return data
+    found: Any = data
+    return found if found is not None and tuple(found.shape) == tuple(var.shape) else None
 
 
 def _data(var: xr.Variable | xr.DataArray) -> Any:

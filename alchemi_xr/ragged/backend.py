@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
 from xarray.backends import BackendEntrypoint
 
-from alchemi_xr._typing import Level
 from alchemi_xr.data.fields import field_order, resolve
 from alchemi_xr.errors import FieldError, UnknownFieldError, nearest
 from alchemi_xr.ragged import accessor as accessor  # registers ds.ragged
@@ -118,7 +117,7 @@ class AlchemiBackend(BackendEntrypoint):
 
     description: ClassVar[str] = "Ragged stores of atoms, edges and samples (alchemi_xr)"
     url: ClassVar[str] = "https://docs.xarray.dev/en/stable/internals/how-to-add-new-backend.html"
-    open_dataset_parameters: ClassVar[Sequence[str]] = (
+    open_dataset_parameters: ClassVar[tuple[Any, ...] | None] = (
         "filename_or_obj",
         "drop_variables",
         "fields",
@@ -127,7 +126,7 @@ class AlchemiBackend(BackendEntrypoint):
         "sample_chunks",
     )
 
-    def open_dataset(  # type: ignore[override]
+    def open_dataset(
         self,
         filename_or_obj: Any,
         *,
@@ -221,8 +220,7 @@ def _build(
     order = [n for n in variables if not str(n).endswith("_present")]
     order += [n for n in variables if n not in order]
     ds = xr.Dataset({n: variables[n] for n in order}, pointer_coords(struct), attributes)
-    levels: tuple[Level, ...] = ("system", "atom", "edge")
-    stored = preferred(struct, widest_rows(ds), {k: snapshot.chunk_rows(k) for k in levels})
+    stored = preferred(struct, widest_rows(ds), snapshot.chunk_rows)
     _set_preferred(ds, struct, stored)
     return ds, struct, stored
 

@@ -55,8 +55,9 @@ def _has_dask(ds: xr.Dataset, level: Level) -> bool:
 
 
 def _dask(var: xr.Variable, ds: xr.Dataset, struct: Structure, level: Level) -> Any:
-    import dask.array as da
+    import dask.array
 
+    da: Any = dask.array
     sizes = find_partition(ds, struct, var)
     assert sizes is not None
     ptr = struct.ptr(level)

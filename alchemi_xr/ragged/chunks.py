@@ -7,7 +7,7 @@ whole systems and any verb runs block by block.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ def level_chunks(ptr: Ptr, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def preferred(
-    struct: Structure, row_bytes: Mapping[Level, int], stored_rows: Mapping[Level, int]
+    struct: Structure, row_bytes: Mapping[Level, int], stored_rows: Callable[[Level], int]
 ) -> tuple[int, ...]:
     """Block sizes that follow the stored chunks of the widest level.
 
@@ -99,7 +99,7 @@ def preferred(
         return (struct.num_samples,)
     level = max(loads, key=lambda k: loads[k])
     ptr = struct.ptr(level)
-    step = max(1, stored_rows.get(level, 1))
+    step = max(1, stored_rows(level))
     step *= max(1, -(-STORED_BLOCK_BYTES // (step * row_bytes[level])))
     marks = np.arange(step, int(ptr[-1]), step, dtype=np.int64)
     stops = np.unique(np.append(np.searchsorted(ptr, marks, side="left"), struct.num_samples))

@@ -24,7 +24,7 @@ from alchemi_xr.ragged.conventions import DIMS, Structure, level_of, structure
 
 __all__ = ["OPS", "reduce", "resolve_variable"]
 
-OPS = ("sum", "mean", "min", "max", "norm", "any", "all")
+OPS = ("sum", "mean", "min", "max", "norm", "any", "all", "argmin", "argmax")
 READ_BYTES = 32 * 2**20
 _KEEPS_UNIT = ("sum", "mean", "min", "max", "norm")
 
@@ -106,8 +106,9 @@ def _segment(values: NDArray, counts: IntArray, op: str, initial: Any) -> NDArra
 def _dask(
     var: xr.Variable, ds: xr.Dataset, struct: Structure, level: Level, op: str, initial: Any
 ) -> Any:
-    import dask.array as da
+    import dask.array
 
+    da: Any = dask.array
     sizes = find_partition(ds, struct, var)
     assert sizes is not None
     x = align(var, struct, sizes).data

@@ -86,7 +86,7 @@ def _split(block: xr.Dataset) -> Iterator[xr.Dataset]:
 
 def to_atoms(ds: xr.Dataset, i: int) -> Atoms:
     """Sample ``i`` as ``ase.Atoms``; see ``RaggedAccessor.to_atoms``."""
-    ase = import_optional("ase", extra="ase", why="ds.ragged.to_atoms")
+    ase: Any = import_optional("ase", extra="ase", why="ds.ragged.to_atoms")
     struct = structure(ds)
     position = as_index([i], struct.num_samples, where="ds.ragged.to_atoms")
     for name in ("atomic_numbers", "positions"):
@@ -97,7 +97,7 @@ def to_atoms(ds: xr.Dataset, i: int) -> Atoms:
     one = take(ds.drop_vars(edges), struct, position).load()
     (sample,) = _split(one)
     values = {str(n): v.values for n, v in sample.variables.items() if n not in POINTER_NAMES}
-    atoms = ase.Atoms(
+    atoms: Any = ase.Atoms(
         numbers=values["atomic_numbers"],
         positions=values["positions"],
         cell=values.get("cell"),
@@ -121,15 +121,18 @@ def to_atoms(ds: xr.Dataset, i: int) -> Atoms:
             atoms.new_array(name, value)
         elif level == "system":
             atoms.info[name] = value if value.ndim else value.item()
-    return atoms
+    done: Atoms = atoms
+    return done
 
 
 def _single_point(atoms: Any, results: dict[str, Any]) -> Any:
-    from ase.calculators.singlepoint import SinglePointCalculator
-    from ase.stress import full_3x3_to_voigt_6_stress
+    from ase import stress
+    from ase.calculators import singlepoint
 
+    voigt: Any = stress.full_3x3_to_voigt_6_stress
+    calculator: Any = singlepoint.SinglePointCalculator
     if "energy" in results:
         results["energy"] = float(results["energy"])
     if "stress" in results:
-        results["stress"] = full_3x3_to_voigt_6_stress(results["stress"])
-    return SinglePointCalculator(atoms, **results)
+        results["stress"] = voigt(results["stress"])
+    return calculator(atoms, **results)

@@ -9,7 +9,7 @@ are gathered block by block; arrays in memory are indexed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def sortby(ds: xr.Dataset, by: Hashable | xr.DataArray, *, ascending: bool) -> x
     return take(ds, struct, order.astype(np.int64))
 
 
-def sel(ds: xr.Dataset, labels: dict[Hashable, Any]) -> xr.Dataset:
+def sel(ds: xr.Dataset, labels: Mapping[str, Any]) -> xr.Dataset:
     """Samples by the values of fields; see ``RaggedAccessor.sel``."""
     struct = structure(ds)
     chosen: IntArray | None = None
@@ -295,10 +295,11 @@ def _take_dask(
     name: Hashable,
 ) -> xr.Variable:
     """A computed Dask array, gathered: each new block asks only the blocks it needs."""
-    import dask.array as da
+    import dask.array
     from dask.base import tokenize
     from dask.highlevelgraph import HighLevelGraph
 
+    da: Any = dask.array
     dims = (DIMS[level], *(d for d in var.dims if d != DIMS[level]))
     source = align(var, struct, partition, name=name).transpose(*dims).data
     ptr = struct.ptr(level)
