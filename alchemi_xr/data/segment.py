@@ -7,6 +7,7 @@ and Warp.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,8 @@ def _norm(values: NDArray, ptr: Ptr) -> NDArray:
     kind = np.dtype(np.float64)
     if values.dtype.kind in "fc":
         kind = values.real.dtype
-    flat = np.abs(values.reshape(len(values), -1).astype(_wide(values), copy=False))
+    columns = math.prod(values.shape[1:])  # -1 is ambiguous for no rows
+    flat = np.abs(values.reshape(len(values), columns).astype(_wide(values), copy=False))
     squares = np.square(flat, dtype=np.float64).sum(axis=1)
     return np.sqrt(_reduce_into(np.zeros(len(ptr) - 1), np.add, squares, ptr)).astype(kind)
 
