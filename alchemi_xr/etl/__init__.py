@@ -1,0 +1,41 @@
+"""Files in: every format becomes flat arrays of whole samples, in bulk.
+
+A source says what is there (``scan``) and reads it (``read``); ``convert``
+plans, runs and publishes. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Checks": "transforms",
+    "ConvertReport": "report",
+    "FieldObserver": "schema",
+    "NameMap": "names",
+    "Partition": "source",
+    "Scan": "source",
+    "Schema": "schema",
+    "Segment": "source",
+    "Source": "source",
+    "append": "convert",
+    "convert": "convert",
+    "find_source": "inputs",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+        value = getattr(module, name)
+        # A submodule of the same name (etl.convert) must not hide the function.
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,390 @@
+"""The atom lines of many frames at once: text to arrays, without a loop over lines.
+
+Three ways, each exact and each falling back on the next: lines of one width
+with fixed-point numbers are read digit column by digit column; other numbers
+go through NumPy's text reader; the rest is split into words. A line that does
+not fit raises :class:`LineFault`, which says which.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from alchemi_xr._typing import NDArray
+from alchemi_xr.etl.elements import SYMBOLS
+
+__all__ = ["Column", "ColumnSpec", "LineFault", "parse_columns", "parse_properties"]
+
+
+class LineFault(Exception):
+    """Some atom line does not fit its columns (found out in bulk, or exactly)."""
+
+    def __init__(self, reason: str, row: int | None = None, field: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.row, self.field = reason, row, field
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Some words of each line: a name, a kind (S, R, I, L) and how many."""
+
+    name: str
+    kind: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """The columns of a frame; ``loose`` allows more words than they need."""
+
+    columns: tuple[Column, ...]
+    loose: bool = False
+
+    @property
+    def words(self) -> int:
+        return sum(c.width for c in self.columns)
+
+    @property
+    def species(self) -> int | None:
+        """Word that holds the element symbol."""
+        at = 0
+        for column in self.columns:
+            if column.kind == "S" and column.name == "species":
+                return at
+            at += column.width
+        return None
+
+
+PLAIN = ColumnSpec((Column("species", "S", 1), Column("pos", "R", 3)), loose=True)
+
+
+@lru_cache(maxsize=1024)
+def parse_properties(text: str) -> ColumnSpec:
+    """The columns that a ``Properties`` value declares.
+
+    Raises
+    ------
+    LineFault
+        It is not a list of name:kind:width, or lacks positions or elements.
+    """
+    if not text:
+        return PLAIN
+    parts = text.split(":")
+    if len(parts) % 3:
+        raise LineFault(f"found {text!r}, expected triples name:kind:width", field="Properties")
+    columns = []
+    for name, kind, width in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        if kind not in ("S", "R", "I", "L") or not width.isdigit() or int(width) < 1 or not name:
+            raise LineFault(
+                f"found {name}:{kind}:{width}, expected name:S|R|I|L:width", field="Properties"
+            )
+        columns.append(Column(name, kind, int(width)))
+    spec = ColumnSpec(tuple(columns))
+    shapes = {c.name: (c.kind, c.width) for c in columns}
+    if shapes.get("pos") != ("R", 3):
+        raise LineFault(f"found no pos:R:3 in {text!r}", field="Properties")
+    if shapes.get("species", ("", 0))[1] != 1 and shapes.get("Z") != ("I", 1):
+        raise LineFault(f"found neither species:S:1 nor Z:I:1 in {text!r}", field="Properties")
+    return spec
+
+
+def _symbol_table() -> NDArray:
+    """Atomic number by the first two bytes of a word, -1 where there is none."""
+    table = np.full(65_536, -1, dtype=np.int64)
+    for number, symbol in enumerate(SYMBOLS):
+        for form in {symbol, symbol.upper(), symbol.lower(), str(number)}:
+            code = form.encode()
+            if len(code) <= 2 and (number or form in ("X", "x", "0")):
+                table[code[0] | (code[1] if len(code) == 2 else 32) << 8] = number
+    return table
+
+
+_SYMBOLS = _symbol_table()
+_NUMBERS = {
+    **{s.encode(): n for n, s in enumerate(SYMBOLS)},
+    **{str(n).encode(): n for n in range(len(SYMBOLS))},
+}
+_BLANK = np.zeros(256, dtype=bool)
+_BLANK[[9, 10, 11, 12, 13, 32]] = True
+_NUMERIC = _BLANK.copy()
+_NUMERIC[list(b"0123456789+-.eEdDnNaAiIfFtTyY")] = True
+_POWERS = 10.0 ** np.arange(23)
+_LOGICAL = {b"T": 1, b"F": 0, b"True": 1, b"False": 0, b"true": 1, b"false": 0, b"1": 1, b"0": 0}
+_WHOLE = re.compile(rb"[-+]?\d+\Z")
+
+
+def parse_columns(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArray]:
+    """Arrays by column name; the element column comes as ``Z``, int64 [V].
+
+    Parameters
+    ----------
+    body : bytes
+        Atom lines and nothing else, each but perhaps the last ended by a newline.
+    lines : int
+        How many there are.
+    spec : ColumnSpec
+
+    Raises
+    ------
+    LineFault
+    """
+    if lines == 0:
+        return {_out_name(c): _empty(c) for c in spec.columns}
+    if not body.endswith(b"\n"):
+        body += b"\n"
+    text = np.frombuffer(body, dtype=np.uint8)
+    simple = all(c.kind in "RI" or c.name == "species" for c in spec.columns)
+    if simple:
+        out = _fixed_width(text, lines, spec)
+        if out is None:
+            out = _free_numbers(text, lines, spec)
+        if out is not None:
+            return out
+    return _words(body, lines, spec)
+
+
+def _out_name(column: Column) -> str:
+    return "Z" if column.name == "species" else column.name
+
+
+def _empty(column: Column) -> NDArray:
+    dtype = {"R": np.float64, "I": np.int64, "L": np.bool_, "S": np.int64}[column.kind]
+    return np.zeros((0,) if column.width == 1 else (0, column.width), dtype)
+
+
+def _shaped(column: Column, values: NDArray) -> NDArray:
+    """[V, width] of floats as the column's own kind and shape."""
+    if column.kind == "I":
+        whole = values.astype(np.int64)
+        if not np.array_equal(whole, values):
+            raise LineFault("found a number that is not whole", field=column.name)
+        values = whole
+    if column.width == 1:
+        return np.ascontiguousarray(values[:, 0])
+    return np.ascontiguousarray(values)
+
+
+def _fixed_width(text: NDArray, lines: int, spec: ColumnSpec) -> dict[str, NDArray] | None:
+    """Lines of one length whose words stand in the same places, or None."""
+    length, rest = divmod(len(text), lines)
+    if rest or length < 2 or not (text[length - 1 :: length] == 10).all():
+        return None
+    # One row a character place: what follows runs along the lines.
+    places = np.ascontiguousarray(text.reshape(lines, length).T)
+    filled = places > 32
+    used = filled.any(axis=1)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], used, [False]))))
+    starts, stops = edges[::2], edges[1::2]
+    if len(starts) != spec.words:
+        return None
+    out: dict[str, NDArray] = {}
+    word = 0
+    for column in spec.columns:
+        if column.kind == "S":
+            numbers = _symbols_of(places[starts[word] : stops[word]])
+            if numbers is None:
+                return None
+            out["Z"] = numbers
+        else:
+            values = np.empty((lines, column.width))
+            for k in range(column.width):
+                low, high = starts[word + k], stops[word + k]
+                if not _fixed_point(places[low:high], filled[low:high], values[:, k]):
+                    return None
+            out[column.name] = _shaped(column, values)
+        word += column.width
+    return out
+
+
+def _symbols_of(chars: NDArray) -> NDArray | None:
+    if len(chars) > 2 and (chars[2:] > 32).any():
+        return None
+    code = chars[0].astype(np.int64)
+    if len(chars) > 1:
+        second = chars[1].astype(np.int64)
+        code |= np.where(second > 32, second, 32) << 8
+    else:
+        code |= 32 << 8
+    numbers = _SYMBOLS[code]
+    return None if (numbers < 0).any() else numbers
+
+
+def _fixed_point(chars: NDArray, filled: NDArray, out: NDArray) -> bool:
+    """Read words like ``  -12.345`` that share the place of their point.
+
+    Exact: up to 15 digits are a whole number below 2**53, and its quotient by
+    a power of ten up to 10**22 is rounded once.
+    """
+    width = len(chars)
+    digits = chars - 48  # uint8: all that is no digit becomes more than 9
+    is_digit = digits < 10
+    whole_rows = is_digit.all(axis=1)
+    points = np.flatnonzero((chars[:, 0] == 46) & ~is_digit[:, 0])
+    if len(points) > 1 or width > 24:
+        return False
+    point = int(points[0]) if len(points) else width
+    if len(points) and not (chars[point] == 46).all():
+        return False
+    decimals = width - point - 1 if len(points) else 0
+    if (len(points) and decimals == 0) or not whole_rows[point + 1 :].all():
+        return False
+    head, head_digit, head_filled = chars[:point], is_digit[:point], filled[:point]
+    if point == 0 or not head_digit[-1].all():
+        return False
+    # Before the point: blanks, then at most one sign, then digits.
+    plain = head_digit | ~head_filled
+    negative = np.zeros(chars.shape[1], dtype=bool)
+    started = np.zeros(chars.shape[1], dtype=bool)
+    for place in range(point):
+        if whole_rows[place] and place and started.all():
+            continue
+        now = head_filled[place]
+        if (started & ~now).any():
+            return False
+        if not plain[place].all():
+            minus = head[place] == 45
+            sign = minus | (head[place] == 43)
+            if (~plain[place] & ~sign).any() or (sign & started).any():
+                return False
+            negative |= minus
+        started |= now
+    mantissa = np.zeros(chars.shape[1], dtype=np.float64)
+    significant = 0
+    for place in range(width):
+        if place == point:
+            continue
+        row = digits[place]
+        if not whole_rows[place]:
+            row = np.where(is_digit[place], row, 0)
+        if significant or row.any():
+            significant += 1
+            mantissa *= 10.0
+            mantissa += row
+    if significant > 15:
+        return False
+    if decimals:
+        mantissa /= _POWERS[decimals]
+    np.negative(mantissa, out=mantissa, where=negative)
+    out[:] = mantissa
+    return True
+
+
+def _free_numbers(text: NDArray, lines: int, spec: ColumnSpec) -> dict[str, NDArray] | None:
+    """Any spacing and notation, elements in at most one column, or None."""
+    blank = _BLANK[text]
+    begins = ~blank
+    begins[1:] &= blank[:-1]
+    words = np.flatnonzero(begins)
+    if len(words) != lines * spec.words:
+        return None
+    words = words.reshape(lines, spec.words)
+    line_ends = np.flatnonzero(text == 10)
+    if len(line_ends) != lines:
+        return None
+    # Every line has exactly its words when the first begins after the last
+    # line's end and the last before its own.
+    if (words[1:, 0] < line_ends[:-1]).any() or (words[:, -1] > line_ends).any():
+        return None
+    out: dict[str, NDArray] = {}
+    at = spec.species
+    if at is not None:
+        place = words[:, at]
+        first, second, third = (
+            text[place],
+            text[place + 1],
+            text[np.minimum(place + 2, len(text) - 1)],
+        )
+        long = (second > 32) & (third > 32)
+        if long.any():
+            return None
+        code = first.astype(np.int64) | np.where(second > 32, second, 32).astype(np.int64) << 8
+        numbers = _SYMBOLS[code]
+        if (numbers < 0).any():
+            return None
+        out["Z"] = numbers
+        text = text.copy()
+        text[place] = 32
+        text[place + 1] = 32
+    if not _NUMERIC[text].all():
+        return None
+    raw = text.tobytes()
+    if b"D" in raw or b"d" in raw:
+        raw = raw.translate(bytes.maketrans(b"Dd", b"Ee"))
+    count = lines * (spec.words - (at is not None))
+    try:
+        flat = np.fromstring(raw, dtype=np.float64, sep=" ")
+    except (ValueError, DeprecationWarning):
+        return None
+    if flat.size != count:
+        return None
+    table = flat.reshape(lines, -1)
+    column_at = 0
+    for column in spec.columns:
+        if column.kind == "S":
+            continue
+        values = table[:, column_at : column_at + column.width]
+        if column.kind == "I" and (np.abs(values) >= 2**53).any():
+            return None
+        out[column.name] = _shaped(column, values)
+        column_at += column.width
+    return out
+
+
+def _words(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArray]:
+    """Word by word: slow, takes everything that is right, and names what is not."""
+    rows = [line.split() for line in body.split(b"\n")[:lines]]
+    need = spec.words
+    for number, row in enumerate(rows):
+        if len(row) < need or (len(row) > need and not spec.loose):
+            raise LineFault(f"atom line has {len(row)} words, expected {need}", row=number)
+    out: dict[str, NDArray] = {}
+    at = 0
+    for column in spec.columns:
+        cells = [row[at : at + column.width] for row in rows]
+        at += column.width
+        if column.name == "species":
+            out["Z"] = _elements([c[0] for c in cells])
+        elif column.kind == "S":
+            # Text of single atoms: the source reports it as not stored.
+            continue
+        else:
+            values = np.array([_cell(column, cell, i) for i, cell in enumerate(cells)])
+            out[column.name] = values[:, 0] if column.width == 1 else values
+    return out
+
+
+def _elements(words: list[bytes]) -> NDArray:
+    numbers = np.empty(len(words), dtype=np.int64)
+    for row, word in enumerate(words):
+        number = _NUMBERS.get(word, _NUMBERS.get(word.capitalize()))
+        if number is None:
+            text = word.decode("utf-8", "replace")
+            raise LineFault(f"found the unknown element {text!r}", row=row, field="species")
+        numbers[row] = number
+    return numbers
+
+
+def _cell(column: Column, words: list[bytes], row: int) -> list[float] | list[int] | list[bool]:
+    try:
+        if column.kind == "L":
+            return [bool(_LOGICAL[w]) for w in words]
+        if column.kind == "I":
+            return [int(w) if _WHOLE.match(w) else _whole(w) for w in words]
+        if any(b"_" in w for w in words):
+            raise ValueError
+        return [float(w.replace(b"D", b"E").replace(b"d", b"e")) for w in words]
+    except (ValueError, KeyError):
+        text = b" ".join(words).decode("utf-8", "replace")
+        kind = {"L": "T or F", "I": "whole numbers", "R": "numbers"}[column.kind]
+        raise LineFault(f"found {text!r}, expected {kind}", row=row, field=column.name) from None
+
+
+def _whole(word: bytes) -> int:
+    value = float(word)
+    if value != int(value):
+        raise ValueError(word)
+    return int(value)

@@ -1,0 +1,479 @@
+"""Convert files to a store: scan, plan, run, publish.
+
+The store is built in a hidden folder beside its destination and appears there
+in one step when all is done; a killed conversion is taken up where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from alchemi_xr._typing import PathLike
+from alchemi_xr._version import __version__
+from alchemi_xr.data.fields import FIELDS
+from alchemi_xr.errors import ConfigError, SourceError
+from alchemi_xr.etl.inputs import expand, find_source
+from alchemi_xr.etl.job import Job, check_destination
+from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.report import ConvertReport, FieldReport
+from alchemi_xr.etl.source import Mapper, Scan, Source, plain_map
+from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
+from alchemi_xr.plan.client import Runner, open_runner
+from alchemi_xr.plan.journal import Journal
+from alchemi_xr.plan.plan import Extent, Plan, make_plan
+from alchemi_xr.plan.progress import Progress, open_progress
+from alchemi_xr.plan.rejects import Quarantine, Reject
+from alchemi_xr.plan.run import run_plan
+from alchemi_xr.store import fs
+from alchemi_xr.store.bulk import BulkWriter, FieldLayout
+from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
+
+__all__ = ["append", "convert"]
+
+OnError = Literal["raise", "quarantine"]
+
+
+class _Input:
+    """A scanned source with everything that was asked for on the way."""
+
+    def __init__(
+        self,
+        src: PathLike | Sequence[PathLike],
+        *,
+        format: str | None,
+        on_error: str,
+        energy_key: str | Sequence[str] | None,
+        forces_key: str | Sequence[str] | None,
+        key_map: Mapping[str, str] | None,
+        units: Mapping[str, str] | None,
+        dtype: str | Mapping[str, str] | None,
+        fields: Sequence[str] | None,
+        nonfinite: str,
+        max_force: float | None,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        if on_error not in ("raise", "quarantine"):
+            raise ConfigError("on_error", "not known", found=on_error, expected="raise, quarantine")
+        if nonfinite not in ("keep", "quarantine"):
+            raise ConfigError(
+                "nonfinite", "not known", found=nonfinite, expected="keep, quarantine"
+            )
+        self.raises = on_error == "raise"
+        self.paths = expand(src)
+        self.kind = find_source(self.paths, format)
+        self.names = NameMap.make(energy_key, forces_key, key_map)
+        self.checks = Checks(nonfinite == "quarantine", max_force)
+        self.asked = {"units": dict(units or {}), "dtype": dtype, "fields": fields}
+        self.options = dict(options or {})
+        self.input_bytes = sum(os.path.getsize(p) for p in self.paths)
+        self.scan: Scan
+        self.source: Source
+        self.transform: Transform
+
+    def run_scan(self, spool: str | None, mapper: Mapper) -> None:
+        """Count, and stop at once where nothing can come of it.
+
+        Raises
+        ------
+        SourceError
+        """
+        options: dict[str, Any] = {"names": self.names, **self.options}
+        if spool is not None and self.kind.__name__ == "ExtxyzSource":
+            options["spool"] = spool
+        self.source = self.kind(self.paths, **options)
+        self.scan = self.source.scan(mapper)
+        if self.scan.rejects and self.raises:
+            raise self.scan.rejects[0].error()
+        if not self.scan.partitions:
+            shown = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files"
+            reason = self.scan.rejects[0].reason if self.scan.rejects else "it holds no record"
+            raise SourceError(
+                shown,
+                f"no sample can be read ({reason})",
+                mend="check that the file is whole and of the format that its name says",
+            )
+        for name in REQUIRED:
+            if self.scan.schema.get(name) is None:
+                raise SourceError(self.paths[0], f"no record has {name}")
+        self.transform = make_transform(self.scan.schema, where=self.paths[0], **self.asked)  # type: ignore[arg-type]
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.source, self.transform, self.checks, self.raises)
+
+    def layouts(self) -> tuple[FieldLayout, ...]:
+        return self.transform.layouts(self.scan.schema)
+
+    def extents(self) -> list[Extent]:
+        return [Extent(p.samples, p.atoms, p.edges, p, p.input_bytes) for p in self.scan.partitions]
+
+    def notes(self) -> list[str]:
+        """The scan's, and the units that were assumed."""
+        assumed = [
+            f"{layout.name} {layout.unit}"
+            for layout in self.layouts()
+            if layout.group == "core" and layout.unit and layout.name not in self.transform.factors
+        ]
+        notes = list(self.scan.notes)
+        if assumed:
+            notes.append("units taken as they stand: " + ", ".join(assumed))
+        for name, unit in self.asked["units"].items():  # type: ignore[union-attr]
+            target = FIELDS[name].unit if name in FIELDS else ""
+            notes.append(f"units converted: {name} from {unit} to {target}")
+        return notes
+
+    def identity(self, config: ZarrWriteConfig) -> dict[str, object]:
+        """Everything that decides the bytes of the result, but for the plan."""
+        stats = [os.stat(p) for p in self.paths]
+        return {
+            "version": __version__,
+            "source": self.kind.__name__,
+            "files": [
+                (p, s.st_size, s.st_mtime_ns) for p, s in zip(self.paths, stats, strict=True)
+            ],
+            "names": dict(self.names.mapping),
+            "transform": repr(self.transform),
+            "checks": repr(self.checks),
+            "raises": self.raises,
+            "config": repr(config),
+        }
+
+    def provenance(self) -> dict[str, Any]:
+        """What the store remembers of where it came from (no times: equal runs, equal bytes)."""
+        return {
+            "converted_by": f"alchemi_xr {__version__}",
+            "source": self.kind.name,
+            "files": self.paths if len(self.paths) <= 100 else [*self.paths[:100], "…"],
+            "num_files": len(self.paths),
+            "key_map": dict(self.names.mapping),
+            "units": self.asked["units"],
+            "records": self.scan.records,
+        }
+
+
+def convert(
+    src: PathLike | Sequence[PathLike],
+    dst: PathLike,
+    *,
+    format: str | None = None,
+    on_error: OnError = "raise",
+    overwrite: bool = False,
+    energy_key: str | Sequence[str] | None = None,
+    forces_key: str | Sequence[str] | None = None,
+    key_map: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+    dtype: str | Mapping[str, str] | None = None,
+    fields: Sequence[str] | None = None,
+    nonfinite: Literal["keep", "quarantine"] = "keep",
+    max_force: float | None = None,
+    profile: Any = None,
+    client: Any = None,
+    threads: int | None = None,
+    memory: int | None = None,
+    progress: bool | Progress = True,
+    resume: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> ConvertReport:
+    """Convert files to a store and report what came of every record.
+
+    Parameters
+    ----------
+    src : path, pattern, folder, or several of them
+    dst : path
+        Where the store appears, in one step, when all is done.
+    format : str, optional
+        Name of a source; by default each says whether a file is its own.
+    on_error : {"raise", "quarantine"}
+        What a broken record does: stop the conversion, or be listed in
+        ``<dst>.rejects.jsonl``.
+    overwrite : bool
+        Replace a store that is there (never anything else).
+    energy_key, forces_key : str or sequence of str, optional
+        Names under which the input has them, in order of preference.
+    key_map : dict of str to str, optional
+        Name in the input to field.
+    units : dict of str to str, optional
+        Unit of a field in the input, such as ``{"energy": "kcal/mol"}``.
+    dtype : str or dict of str to str, optional
+        Cast all floats but ``energy``, or fields by name.
+    fields : sequence of str, optional
+        Keep only these (and positions and atomic numbers).
+    nonfinite : {"keep", "quarantine"}
+    max_force : float, optional
+        Set samples aside that have a larger force, eV/Å.
+    profile : str, ZarrWriteConfig or mapping, optional
+        How the store is cut and compressed.
+    client : None, int, str, LocalCluster or Client
+        Where it runs: threads here, so many worker processes, or a cluster.
+    threads : int, optional
+        Threads here, where there is no client.
+    memory : int, optional
+        Bytes that a worker may use; a plan that needs more is refused.
+    progress : bool or Progress
+    resume : bool
+        Take up an interrupted conversion of the same input.
+    options : dict, optional
+        Further arguments of the source.
+
+    Raises
+    ------
+    SourceNotFoundError, SourceError, StoreExistsError, NotAStoreError, ConfigError, PlanError
+        Nothing is left at ``dst`` that was not there before.
+
+    Examples
+    --------
+    >>> report = convert("train.extxyz", "train.zarr")  # doctest: +SKIP
+    """
+    begun = time.perf_counter()
+    destination = check_destination(dst, overwrite=overwrite)
+    config = as_config(profile)
+    given = _Input(
+        src,
+        format=format,
+        on_error=on_error,
+        energy_key=energy_key,
+        forces_key=forces_key,
+        key_map=key_map,
+        units=units,
+        dtype=dtype,
+        fields=fields,
+        nonfinite=nonfinite,
+        max_force=max_force,
+        options=options,
+    )
+    with (
+        open_runner(client, threads=threads) as runner,
+        open_progress(progress) as shown,
+        Job(destination) as job,
+    ):
+        given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
+        identity = given.identity(config)
+        plan, writer, journal = _prepare(given, job, config, identity, resume=resume)
+        limit = memory or runner.memory
+        if limit:
+            plan.check_memory(limit, runner.threads_per_worker, os.fspath(dst))
+        resumed = journal.resumed
+        try:
+            run_plan(plan, given.reading, writer, journal, runner, shown)
+        finally:
+            journal.close()
+        report = _report(given, plan, journal, os.fspath(dst))
+        mask = np.ones(plan.num_samples, dtype=bool)
+        mask[[r.sample for r in report.rejects if r.sample is not None]] = False
+        _check_some_left(mask, report, given)
+        _count_kept(report, given.scan, mask)
+        writer.commit(None if mask.all() else mask)
+        report.output_bytes = _tree_bytes(job.store)
+        fs.publish(job.store, destination, overwrite=overwrite)
+        if Quarantine(job.rejects).write(report.rejects):
+            report.rejects_path = str(job.rejects)
+    report.resumed = resumed
+    report.seconds = time.perf_counter() - begun
+    return report
+
+
+def _scanning(runner: Runner, shown: Progress, files: int) -> Mapper:
+    shown.start("scan", files, "files")
+
+    def mapper(function: Any, items: Sequence[Any]) -> list[Any]:
+        if runner.client is not None:
+            results = runner.map(function, items)
+            shown.advance(len(items))
+            return results
+        results = []
+        for item in items:
+            results.append(function(item))
+            shown.advance()
+        return results
+
+    return mapper
+
+
+def _prepare(
+    given: _Input,
+    job: Job,
+    config: ZarrWriteConfig,
+    identity: dict[str, object],
+    *,
+    resume: bool,
+) -> tuple[Plan, BulkWriter, Journal]:
+    """The plan, the store under construction and the journal, taken up or new."""
+    extents, layouts = given.extents(), given.layouts()
+    # The rows of a shard are the writer's to say; what decides them is in the config.
+    fingerprint = make_plan(extents, layouts, {"atom": 1 << 62, "edge": 1 << 62, "system": 1 << 62})
+    journal = Journal(job.journal, fingerprint.fingerprint(identity))
+    if resume and job.journal.exists() and fs.looks_like_store(job.store):
+        journal.open()
+        if journal.resumed:
+            # What a killed writer had half put down is not part of the result.
+            for partial in fs.partial_files(job.store):
+                fs.remove_file(partial)
+            writer = BulkWriter.open(job.store)
+            return make_plan(extents, layouts, _shard_rows(writer)), writer, journal
+        journal.close()
+    job.clear()
+    writer = BulkWriter.create(
+        job.store,
+        layouts,
+        given.scan.num_atoms,
+        given.scan.num_edges,
+        config=config,
+        provenance=given.provenance(),
+    )
+    plan = make_plan(extents, layouts, _shard_rows(writer))
+    journal.open()
+    return plan, writer, journal
+
+
+def _shard_rows(writer: BulkWriter) -> dict[Any, int]:
+    return {level: writer.shard_rows(level) for level in ("atom", "edge", "system")}
+
+
+def _check_some_left(mask: Any, report: ConvertReport, given: _Input) -> None:
+    if not mask.any():
+        raise SourceError(
+            given.paths[0],
+            f"every sample was rejected (the first: {report.rejects[0].reason})",
+            mend="look at the input, or loosen nonfinite= and max_force=",
+        )
+
+
+def _report(given: _Input, plan: Plan, journal: Journal, dst: str) -> ConvertReport:
+    stats = [journal.extents[i] for i in range(len(plan.extents))]
+    rejects = _in_input_order(
+        [*given.scan.rejects, *(r for s in stats for r in s.rejects)], given.paths
+    )
+    fields = {}
+    for layout in plan.layouts:
+        found = [s.fields[layout.name] for s in stats if layout.name in s.fields]
+        fields[layout.name] = FieldReport(
+            layout.level,
+            layout.dtype,
+            layout.unit,
+            *(sum(f[k] for f in found) for k in ("samples", "nan", "inf")),
+        )
+    return ConvertReport(
+        destination=dst,
+        source=given.kind.name,
+        records=given.scan.records,
+        samples=plan.num_samples,
+        atoms=plan.num_atoms,
+        edges=plan.num_edges,
+        rejected=len(rejects),
+        keys=given.scan.keys,
+        fields=fields,
+        nonfinite_samples=sum(s.nonfinite_samples for s in stats),
+        notes=[*given.notes(), *(n for s in stats for n in s.notes)],
+        rejects=rejects,
+        input_bytes=given.input_bytes,
+    )
+
+
+def _in_input_order(rejects: list[Reject], paths: Sequence[str]) -> list[Reject]:
+    place = {path: i for i, path in enumerate(paths)}
+    return sorted(rejects, key=lambda r: (place.get(r.file, len(place)), r.frame))
+
+
+def _count_kept(report: ConvertReport, scan: Scan, mask: Any) -> None:
+    report.samples = int(mask.sum())
+    report.atoms = int(scan.num_atoms[mask].sum())
+    report.edges = int(scan.num_edges[mask].sum())
+
+
+def _tree_bytes(path: Any) -> int:
+    return sum(
+        os.path.getsize(os.path.join(root, name))
+        for root, _, names in os.walk(path)
+        for name in names
+    )
+
+
+def append(
+    src: PathLike | Sequence[PathLike],
+    dst: PathLike,
+    *,
+    format: str | None = None,
+    on_error: OnError = "raise",
+    energy_key: str | Sequence[str] | None = None,
+    forces_key: str | Sequence[str] | None = None,
+    key_map: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+    dtype: str | Mapping[str, str] | None = None,
+    fields: Sequence[str] | None = None,
+    nonfinite: Literal["keep", "quarantine"] = "keep",
+    max_force: float | None = None,
+    progress: bool | Progress = True,
+    options: Mapping[str, Any] | None = None,
+) -> ConvertReport:
+    """Add files to a store that is there; arguments as in :func:`convert`.
+
+    Each partition is one commit: a reader sees whole samples at any time, and
+    an interrupted append leaves the whole partitions written so far. With
+    ``on_error="raise"`` a broken comment line stops it before the first
+    commit, a broken atom line before the commit of its partition.
+
+    Raises
+    ------
+    StoreNotFoundError, NotAStoreError, SourceNotFoundError, SourceError
+    """
+    from alchemi_xr.store.reader import open_store
+    from alchemi_xr.store.writer import StoreWriter
+
+    begun = time.perf_counter()
+    with open_store(os.fspath(dst)):
+        pass
+    given = _Input(
+        src,
+        format=format,
+        on_error=on_error,
+        energy_key=energy_key,
+        forces_key=forces_key,
+        key_map=key_map,
+        units=units,
+        dtype=dtype,
+        fields=fields,
+        nonfinite=nonfinite,
+        max_force=max_force,
+        options=options,
+    )
+    given.run_scan(None, plain_map)
+    writer = StoreWriter(os.fspath(dst))
+    samples = atoms = 0
+    rejects = list(given.scan.rejects)
+    with open_progress(progress) as shown:
+        shown.start("append", int(len(given.scan.num_atoms)), "samples")
+        for partition in given.scan.partitions:
+            result = given.reading(partition)
+            bad = {r.sample for r in result.rejects}
+            keep = np.array([i for i in range(result.block.num_samples) if i not in bad], np.int64)
+            block = result.block.take(keep) if bad else result.block
+            rejects += result.rejects
+            if block.num_samples:
+                writer.append(block)
+            samples += block.num_samples
+            atoms += block.num_atoms
+            shown.advance(partition.samples)
+    report = ConvertReport(
+        destination=os.fspath(dst),
+        source=given.kind.name,
+        records=given.scan.records,
+        samples=samples,
+        atoms=atoms,
+        edges=0,
+        rejected=len(rejects),
+        keys=given.scan.keys,
+        notes=given.notes(),
+        rejects=_in_input_order(rejects, given.paths),
+        input_bytes=given.input_bytes,
+        seconds=time.perf_counter() - begun,
+    )
+    if rejects:
+        path = os.path.abspath(os.fspath(dst)) + ".rejects.jsonl"
+        Quarantine(path).write(report.rejects)
+        report.rejects_path = path
+    return report

@@ -1,0 +1,105 @@
+"""From what the user names to files and the source that reads them."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from alchemi_xr._typing import PathLike
+from alchemi_xr.errors import ConfigError, SourceError, SourceNotFoundError
+from alchemi_xr.registry import sources
+
+__all__ = ["expand", "find_source"]
+
+# Formats that another extra brings: what to say until it is there.
+_EXTRAS = {
+    ".aselmdb": ("etl", "ASE LMDB"),
+    ".lmdb": ("etl", "LMDB"),
+    ".h5": ("etl", "HDF5"),
+    ".hdf5": ("etl", "HDF5"),
+    ".npz": ("etl", "NPZ"),
+    ".xtc": ("md", "XTC"),
+    ".trr": ("md", "TRR"),
+    ".dcd": ("md", "DCD"),
+    ".parquet": ("parquet", "Parquet"),
+}
+
+
+def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
+    """All input files: globs and folders opened, in a fixed order.
+
+    Raises
+    ------
+    SourceNotFoundError
+        A path or pattern stands for nothing.
+    """
+    given = [src] if isinstance(src, (str, os.PathLike)) else list(src)
+    if not given:
+        raise SourceNotFoundError("convert", "no input was named", mend="name at least one file")
+    paths: list[str] = []
+    for item in given:
+        path = os.path.expanduser(os.fspath(item))
+        if os.path.isdir(path):
+            inside = sorted(
+                os.path.join(path, name) for name in os.listdir(path) if not name.startswith(".")
+            )
+            files = [p for p in inside if os.path.isfile(p)]
+            if not files:
+                raise SourceNotFoundError(path, "the folder holds no file")
+            paths += files
+        elif os.path.exists(path):
+            paths.append(path)
+        else:
+            found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+            if not found:
+                raise SourceNotFoundError(
+                    path, "does not exist", mend="check the path; patterns need a match"
+                )
+            paths += [p for p in found if os.path.isfile(p)]
+    return paths
+
+
+def find_source(paths: Sequence[str], format: str | None = None) -> type[Any]:
+    """The class that reads these files.
+
+    Raises
+    ------
+    ConfigError
+        The format is not known, or the files are of several formats.
+    SourceError
+        No source knows a file; the message names the extra that would.
+    """
+    if format is not None:
+        return sources.get(format)  # type: ignore[no-any-return]
+    first: tuple[str, str] | None = None
+    chosen: type[Any] | None = None
+    for path in paths:
+        name, source = _match(path)
+        if chosen is None:
+            first, chosen = (path, name), source
+        elif source is not chosen:
+            assert first is not None
+            raise ConfigError(
+                "convert",
+                "the inputs are of two formats",
+                found=f"{first[1]} ({first[0]}) and {name} ({path})",
+                mend="convert one format at a time, append the second, or give format=",
+            )
+    assert chosen is not None
+    return chosen
+
+
+def _match(path: str) -> tuple[str, type[Any]]:
+    for name in sources.names():
+        source = sources.get(name)
+        if source.matches(path):
+            return name, source
+    extra = _EXTRAS.get(os.path.splitext(path)[1].lower())
+    mend = "give format= (--format), one of: " + ", ".join(sources.names())
+    what = "no source knows this format"
+    if extra is not None:
+        what = f"the format {extra[1]} is not read by this installation"
+        mend = f"pip install 'alchemi_xr[{extra[0]}]' where it has a source for it, or convert the file first"
+    raise SourceError(path, what, mend=mend)

@@ -1,0 +1,113 @@
+"""From the names that files use to the names of the field table.
+
+Only names that mean the same thing everywhere are taken as a known field
+(``force``, ``energies``, a ``charge`` column). Any other name stays a custom
+field unless the user maps it: a guess would put one method's energies among
+another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from alchemi_xr._typing import Level
+from alchemi_xr.data.fields import FIELDS, resolve
+from alchemi_xr.errors import ConfigError, nearest
+
+__all__ = ["NameMap", "Target"]
+
+_ATOM_ALIASES = {
+    "Z": "atomic_numbers",
+    "numbers": "atomic_numbers",
+    "pos": "positions",
+    "charge": "charges",
+    "mass": "atomic_masses",
+    "masses": "atomic_masses",
+}
+_SYSTEM_ALIASES = {"Lattice": "cell", "cell": "cell", "pbc": "pbc"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a name goes; of several names for one field, the lowest rank wins."""
+
+    name: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """Which names of the input are which fields.
+
+    Parameters
+    ----------
+    mapping : dict of str to str
+        Name in the input to field, in order of preference; the field's own
+        name comes last.
+
+    Examples
+    --------
+    >>> NameMap.make(energy_key="REF_energy").target("REF_energy", "system").name
+    'energy'
+    """
+
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    _cache: dict[tuple[str, Level], Target] = field(
+        default_factory=dict, repr=False, compare=False, hash=False
+    )
+
+    @staticmethod
+    def make(
+        energy_key: str | Sequence[str] | None = None,
+        forces_key: str | Sequence[str] | None = None,
+        key_map: Mapping[str, str] | None = None,
+    ) -> NameMap:
+        """The map of the options of ``convert``.
+
+        Raises
+        ------
+        ConfigError
+            A name is mapped to something that is no field.
+        """
+        mapping: dict[str, str] = {}
+        for keys, target in ((energy_key, "energy"), (forces_key, "forces")):
+            for key in [keys] if isinstance(keys, str) else (keys or ()):
+                mapping[key] = target
+        for key, target in (key_map or {}).items():
+            known = resolve(target)
+            if known not in FIELDS and not known.isidentifier():
+                raise ConfigError(
+                    "key_map", f"{target!r} cannot name a field. {nearest(target, FIELDS)}"
+                )
+            mapping[key] = known
+        return NameMap(mapping)
+
+    def target(self, name: str, level: Level) -> Target:
+        """The field that a name at a level belongs to."""
+        found = self._cache.get((name, level))
+        if found is None:
+            found = self._cache[name, level] = self._find(name, level)
+        return found
+
+    def _find(self, name: str, level: Level) -> Target:
+        if name in self.mapping:
+            rank = list(self.mapping).index(name)
+            return Target(_on_level(self.mapping[name], level), rank)
+        last = len(self.mapping)
+        aliases = _ATOM_ALIASES if level == "atom" else _SYSTEM_ALIASES
+        return Target(_on_level(aliases.get(name, name), level), last)
+
+
+def _on_level(name: str, level: Level) -> str:
+    known = resolve(name)
+    spec = FIELDS.get(known)
+    if spec is not None:
+        if spec.level == level:
+            return known
+        # The name of a field of another level: per-atom "energies" are not the
+        # energy of the system.
+        prefix = "atomic" if level == "atom" else level
+        return f"{prefix}_{name}"
+    safe = name.replace("/", "_").replace("\x00", "_")
+    return safe if safe not in ("", ".", "..", "zarr.json") else f"field_{safe}"

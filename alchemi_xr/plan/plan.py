@@ -1,0 +1,267 @@
+"""From counts to shards: a pure computation made before a byte is written.
+
+A plan knows every offset, so no task needs another's result to know where it
+writes, and the memory of the run is a number that can be read beforehand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from alchemi_xr._typing import Level, Ptr
+from alchemi_xr.data.csr import counts_to_ptr
+from alchemi_xr.data.fields import LEVELS
+from alchemi_xr.errors import PlanError
+from alchemi_xr.store.bulk import FieldLayout
+
+__all__ = ["TEXT_BYTES", "Extent", "Piece", "Plan", "ShardTask", "format_bytes", "make_plan"]
+
+TEXT_BYTES = 64
+"""Bytes a text value is counted as in estimates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Consecutive whole samples that one task reads.
+
+    Parameters
+    ----------
+    samples, atoms, edges : int
+    payload : object
+        Small, picklable; what the reader needs to find them.
+    input_bytes : int
+        Bytes of input behind it, for the estimate of memory.
+    """
+
+    samples: int
+    atoms: int
+    edges: int
+    payload: object
+    input_bytes: int = 0
+
+    def rows(self, level: Level) -> int:
+        """Its rows at a level."""
+        return {"atom": self.atoms, "edge": self.edges, "system": self.samples}[level]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows ``start:stop`` of an extent, counted from that extent's first row."""
+
+    extent: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Rows ``start:stop`` of every array of a level: one writer, one place."""
+
+    number: int
+    level: Level
+    start: int
+    stop: int
+    names: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Offsets, shards and projected memory of a bulk write.
+
+    Parameters
+    ----------
+    extents : tuple of Extent
+    layouts : tuple of FieldLayout
+    shard_rows : mapping of level to int
+        Rows of one storage object.
+    shards : tuple of ShardTask
+    """
+
+    extents: tuple[Extent, ...]
+    layouts: tuple[FieldLayout, ...]
+    shard_rows: Mapping[Level, int]
+    shards: tuple[ShardTask, ...]
+    sample_base: tuple[int, ...] = field(repr=False, default=())
+    atom_base: tuple[int, ...] = field(repr=False, default=())
+
+    @property
+    def num_samples(self) -> int:
+        return sum(e.samples for e in self.extents)
+
+    @property
+    def num_atoms(self) -> int:
+        return sum(e.atoms for e in self.extents)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(e.edges for e in self.extents)
+
+    def row_bytes(self, level: Level) -> int:
+        """Bytes of one row of a level over all its fields."""
+        return sum(_row_bytes(layout) for layout in self.layouts if layout.level == level)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, before compression."""
+        rows = {"atom": self.num_atoms, "edge": self.num_edges, "system": self.num_samples}
+        return sum(self.row_bytes(level) * rows[level] for level in LEVELS)
+
+    def names(self, level: Level) -> tuple[str, ...]:
+        """Fields of a level, in the order of the layouts."""
+        return tuple(layout.name for layout in self.layouts if layout.level == level)
+
+    def extent_bytes(self, extent: Extent) -> int:
+        """Bytes of an extent as arrays."""
+        return sum(self.row_bytes(level) * extent.rows(level) for level in LEVELS)
+
+    def shard_bytes(self) -> int:
+        """Bytes of one whole shard of every level (as far as there are rows)."""
+        return sum(
+            self.row_bytes(level)
+            * max((s.stop - s.start for s in self.shards if s.level == level), default=0)
+            for level in LEVELS
+        )
+
+    def window(self, threads: int) -> int:
+        """Extents that may be read before the shards of older ones are written."""
+        return 2 * max(1, threads) + 1
+
+    def memory(self, threads: int = 1) -> int:
+        """Projected peak bytes of the data of one process with so many threads.
+
+        Reading an extent holds its input text, the text without its frame
+        heads, and its arrays twice (flat and cut); everything read and not yet
+        written is held back by the window. The interpreter comes on top.
+        """
+        biggest = max((self.extent_bytes(e) for e in self.extents), default=0)
+        text = max((e.input_bytes for e in self.extents), default=0)
+        waiting = self.window(threads) * biggest + 2 * self.shard_bytes()
+        return threads * (6 * text + 4 * biggest) + waiting
+
+    def check_memory(self, limit: int, threads: int, where: str) -> None:
+        """Raise when the projection exceeds what a worker has.
+
+        Raises
+        ------
+        PlanError
+        """
+        need = self.memory(threads)
+        if need > limit:
+            raise PlanError(
+                where,
+                "a worker needs more memory than it may use",
+                found=f"{format_bytes(limit)} a worker",
+                expected=f"{format_bytes(need)}",
+                mend="give memory=, fewer threads a worker, or smaller partitions "
+                "(partition_bytes=) and smaller shards (profile=ZarrWriteConfig(...))",
+            )
+
+    def fingerprint(self, extra: Mapping[str, object]) -> str:
+        """Hex digest of everything that decides the bytes of the result."""
+        text = json.dumps(
+            {
+                "extents": [(e.samples, e.atoms, e.edges, repr(e.payload)) for e in self.extents],
+                "layouts": [repr(layout) for layout in self.layouts],
+                "shard_rows": {str(k): v for k, v in sorted(self.shard_rows.items())},
+                **extra,
+            },
+            sort_keys=True,
+            default=repr,
+        )
+        return hashlib.blake2s(text.encode()).hexdigest()
+
+    def describe(self, threads: int = 1) -> str:
+        """A table of what will happen: tasks, bytes, memory a worker."""
+        lines = [
+            f"{self.num_samples:,} samples, {self.num_atoms:,} atoms, {self.num_edges:,} edges "
+            f"in {len(self.extents):,} partitions",
+        ]
+        for level in LEVELS:
+            tasks = [s for s in self.shards if s.level == level]
+            if tasks:
+                names = ", ".join(self.names(level))
+                lines.append(
+                    f"  {level:<7}{len(tasks):>6,} shards of {self.shard_rows[level]:,} rows, "
+                    f"{self.row_bytes(level)} bytes a row: {names}"
+                )
+        lines.append(f"  tasks: {len(self.extents):,} read, {len(self.shards):,} write")
+        lines.append(f"  bytes before compression: {format_bytes(self.nbytes)}")
+        lines.append(
+            f"  projected memory of a worker with {threads} thread(s): "
+            f"{format_bytes(self.memory(threads))}"
+        )
+        return "\n".join(lines)
+
+
+def make_plan(
+    extents: Sequence[Extent], layouts: Sequence[FieldLayout], shard_rows: Mapping[Level, int]
+) -> Plan:
+    """The plan that writes these extents one after the other.
+
+    Raises
+    ------
+    PlanError
+        No extent holds a sample, or a shard has no rows.
+    """
+    if not any(e.samples for e in extents):
+        raise PlanError("plan", "there is no sample to write")
+    shards: list[ShardTask] = []
+    for level in LEVELS:
+        names = tuple(layout.name for layout in layouts if layout.level == level)
+        if names:
+            if shard_rows[level] < 1:
+                raise PlanError("plan", f"a {level} shard has no rows", found=shard_rows[level])
+            ptr = counts_to_ptr(np.array([e.rows(level) for e in extents], dtype=np.int64))
+            shards.extend(_shards_of_level(level, names, ptr, shard_rows[level], len(shards)))
+    return Plan(
+        tuple(extents),
+        tuple(layouts),
+        dict(shard_rows),
+        tuple(shards),
+        tuple(counts_to_ptr(np.array([e.samples for e in extents], dtype=np.int64)).tolist()),
+        tuple(counts_to_ptr(np.array([e.atoms for e in extents], dtype=np.int64)).tolist()),
+    )
+
+
+def _shards_of_level(
+    level: Level, names: tuple[str, ...], ptr: Ptr, rows: int, first: int
+) -> Iterator[ShardTask]:
+    total = int(ptr[-1])
+    for number, start in enumerate(range(0, total, rows), start=first):
+        stop = min(start + rows, total)
+        low = int(np.searchsorted(ptr, start, side="right")) - 1
+        high = int(np.searchsorted(ptr, stop, side="left"))
+        pieces = []
+        for extent in range(low, high):
+            begin, end = max(start, int(ptr[extent])), min(stop, int(ptr[extent + 1]))
+            if end > begin:
+                pieces.append(Piece(extent, begin - int(ptr[extent]), end - int(ptr[extent])))
+        yield ShardTask(number, level, start, stop, names, tuple(pieces))
+
+
+def _row_bytes(layout: FieldLayout) -> int:
+    if layout.dtype == "str":
+        return TEXT_BYTES
+    return int(np.dtype(layout.dtype).itemsize * np.prod(layout.tail, dtype=np.int64))
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in words.
+
+    Examples
+    --------
+    >>> format_bytes(3 * 1024**3)
+    '3.0 GiB'
+    """
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

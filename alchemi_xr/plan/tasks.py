@@ -1,0 +1,247 @@
+"""What runs on a worker: read an extent, cut it, write a shard.
+
+Each function is pure but for the bytes it writes, and a repeated task writes
+the same bytes. What crosses between tasks is flat arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from alchemi_xr._typing import BoolArray, Level, NDArray
+from alchemi_xr.data.block import Block
+from alchemi_xr.data.csr import expand_mask
+from alchemi_xr.data.fields import LEVELS, fill_for
+from alchemi_xr.errors import FieldError, PlanError
+from alchemi_xr.plan.plan import Extent, Plan, ShardTask
+from alchemi_xr.plan.rejects import Reject
+from alchemi_xr.store.bulk import BulkWriter, FieldLayout
+
+__all__ = [
+    "Cut",
+    "Loaded",
+    "PartResult",
+    "PartStats",
+    "PlanCore",
+    "ReadTask",
+    "Reader",
+    "cut",
+    "load",
+    "stats_of",
+    "write_shard",
+]
+
+
+@dataclass(slots=True)
+class PartResult:
+    """What a reader gives for one extent.
+
+    Parameters
+    ----------
+    block : Block
+        Whole samples, as many as the extent says; a rejected one keeps its
+        rows (with any values), since the offsets are fixed.
+    rejects : list of Reject
+        With ``sample`` counted from the extent's first.
+    notes : list of str
+        Warnings for the report.
+    """
+
+    block: Block
+    rejects: list[Reject] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Reader(Protocol):
+    """Reads the samples behind an extent's payload."""
+
+    def __call__(self, payload: Any) -> PartResult: ...
+
+
+@dataclass(slots=True)
+class PartStats:
+    """What the report and the journal keep of an extent.
+
+    ``fields`` has, by name, the samples that carry the field and its rows with
+    a NaN and with an infinity.
+    """
+
+    rejects: list[Reject]
+    notes: list[str]
+    fields: dict[str, dict[str, int]]
+    nonfinite_samples: int
+
+
+@dataclass(slots=True)
+class Loaded:
+    """An extent in the layout of the store."""
+
+    arrays: dict[str, NDArray]
+    present: dict[str, BoolArray]
+    stats: PartStats
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCore:
+    """The part of a plan that every reading task needs: the layouts alone."""
+
+    layouts: tuple[FieldLayout, ...]
+
+    @staticmethod
+    def of(plan: Plan) -> PlanCore:
+        return PlanCore(plan.layouts)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """An extent with its place: its first sample and atom in the store."""
+
+    number: int
+    extent: Extent
+    sample: int
+    atom: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows of an extent that one shard takes; with masks, the rows are samples."""
+
+    names: tuple[str, ...]
+    start: int
+    stop: int
+    masks: bool
+
+
+def load(reader: Reader, plan: PlanCore, source: ReadTask) -> Loaded:
+    """Read an extent and bring it into the store's layout."""
+    number, extent = source.number, source.extent
+    result = reader(extent.payload)
+    block = result.block.validate(where=f"partition {number}")
+    found = (block.num_samples, block.num_atoms, block.num_edges)
+    expected = (extent.samples, extent.atoms, extent.edges)
+    if found != expected:
+        raise PlanError(
+            f"partition {number}",
+            "the input does not have the samples, atoms and edges that the scan counted",
+            found=found,
+            expected=expected,
+            mend="do not change the input while it is read; run it again",
+        )
+    rejects = [_moved(reject, source.sample) for reject in result.rejects]
+    skip = np.zeros(block.num_samples, dtype=bool)
+    skip[[r.sample for r in result.rejects if r.sample is not None]] = True
+    stats = PartStats(rejects, list(result.notes), {}, 0)
+    bad = np.zeros(block.num_samples, dtype=bool)
+    arrays: dict[str, NDArray] = {}
+    present: dict[str, BoolArray] = {}
+    for layout in plan.layouts:
+        mask = block.has(layout.name) & ~skip
+        values = block.arrays.get(layout.name)
+        if values is not None:
+            stats.fields[layout.name], broken = _count(block, layout, values, mask)
+            bad |= broken
+        arrays[layout.name] = _conform(block, layout, values, block.has(layout.name), number)
+        if layout.holes:
+            present[layout.name] = mask
+        elif not (mask | skip).all():
+            raise FieldError(
+                f"partition {number}",
+                f"field {layout.name!r} is missing in {int((~(mask | skip)).sum())} samples "
+                "although the scan found it in all",
+            )
+    stats.nonfinite_samples = int(bad.sum())
+    pairs = arrays.get("neighbor_list")
+    if pairs is not None:
+        # On disk the pairs are store-global: local + atoms_ptr of their sample.
+        shift = np.repeat(block.atoms_ptr[:-1] + source.atom, np.diff(block.edges_ptr))
+        arrays["neighbor_list"] = pairs + shift[:, None].astype(pairs.dtype)
+    return Loaded(arrays, present, stats)
+
+
+def cut(loaded: Loaded, rows: Cut) -> dict[str, Any]:
+    """The rows that one shard takes from an extent."""
+    # Copies, not views: a view would keep the whole extent in memory until the
+    # last shard that it touches is written.
+    piece: dict[str, Any] = {n: loaded.arrays[n][rows.start : rows.stop].copy() for n in rows.names}
+    if rows.masks:
+        for name, mask in loaded.present.items():
+            piece[f"present/{name}"] = mask[rows.start : rows.stop].copy()
+    return piece
+
+
+def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, Any]]) -> int:
+    """Write one shard of every array of a level; gives its number back."""
+    for name in task.names:
+        writer.write_rows(name, task.start, _joined(pieces, name))
+    for key in pieces[0]:
+        if key.startswith("present/"):
+            writer.write_present(key.removeprefix("present/"), task.start, _joined(pieces, key))
+    return task.number
+
+
+def stats_of(loaded: Loaded) -> PartStats:
+    """The part of an extent that outlives it."""
+    return loaded.stats
+
+
+def _joined(pieces: Sequence[dict[str, Any]], name: str) -> NDArray:
+    if len(pieces) == 1:
+        return pieces[0][name]  # type: ignore[no-any-return]
+    return np.concatenate([piece[name] for piece in pieces])
+
+
+def _moved(reject: Reject, base: int) -> Reject:
+    sample = None if reject.sample is None else reject.sample + base
+    return Reject(
+        reject.file, reject.frame, reject.reason, reject.offset, reject.line, reject.field, sample
+    )
+
+
+def _count(
+    block: Block, layout: FieldLayout, values: NDArray, mask: BoolArray
+) -> tuple[dict[str, int], BoolArray]:
+    """Samples with the field, rows with NaN and with infinity, samples with either."""
+    out = {"samples": int(mask.sum()), "nan": 0, "inf": 0}
+    bad = np.zeros(block.num_samples, dtype=bool)
+    # One sum tells whether a look at every value is needed at all.
+    if values.dtype.kind != "f" or values.size == 0 or np.isfinite(np.sum(values)):
+        return out, bad
+    level: Level = layout.level
+    rows = mask if level == "system" else expand_mask(mask, block.ptr(level))
+    axes = tuple(range(1, values.ndim))
+    nan = np.isnan(values).any(axis=axes) & rows
+    inf = np.isinf(values).any(axis=axes) & rows
+    out["nan"], out["inf"] = int(nan.sum()), int(inf.sum())
+    broken = np.flatnonzero(nan | inf)
+    bad[np.searchsorted(block.ptr(level), broken, side="right") - 1] = True
+    return out, bad
+
+
+def _conform(
+    block: Block, layout: FieldLayout, values: NDArray | None, mask: BoolArray, number: int
+) -> NDArray:
+    """Values with the dtype and tail of the layout and the fill in the holes."""
+    if layout.level not in LEVELS:
+        raise FieldError(f"partition {number}", f"unknown level {layout.level!r}")
+    text = layout.dtype == "str"
+    dtype = np.dtype(object) if text else np.dtype(layout.dtype)
+    fill = "" if text else fill_for(dtype)
+    rows = block.rows(layout.level)
+    if values is None:
+        return np.full((rows, *layout.tail), fill, dtype)
+    if block.levels[layout.name] != layout.level or values.shape[1:] != tuple(layout.tail):
+        raise FieldError(
+            f"partition {number}",
+            f"field {layout.name!r} does not fit the layout",
+            found=f"{block.levels[layout.name]} {list(values.shape)}",
+            expected=f"{layout.level} [rows, {', '.join(map(str, layout.tail))}]",
+        )
+    out = values.astype(dtype, copy=not mask.all())
+    if not mask.all():
+        absent = ~mask if layout.level == "system" else ~expand_mask(mask, block.ptr(layout.level))
+        out[absent] = fill
+    return out
