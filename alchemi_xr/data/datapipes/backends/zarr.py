@@ -1,0 +1,393 @@
+"""The Zarr store in torch's words: a thin writer and a thin reader.
+
+What is on disk, and when it is true, belongs to ``store``; how rows are
+gathered belongs to ``gather``. Here tensors become blocks and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alchemi_xr._typing import IntArray, Level
+from alchemi_xr.data.atomic_data import AtomicData
+from alchemi_xr.data.batch import Batch
+from alchemi_xr.data.block import Block
+from alchemi_xr.data.csr import as_index
+from alchemi_xr.data.datapipes.backends.base import RawSample, Reader, Tensors
+from alchemi_xr.data.datapipes.gather import gather
+from alchemi_xr.data.fields import canonical_level, resolve
+from alchemi_xr.data.level import from_numpy, to_numpy
+from alchemi_xr.errors import (
+    ArgumentTypeError,
+    FieldError,
+    StoreClosedError,
+    UnknownFieldError,
+    nearest,
+)
+from alchemi_xr.store import Snapshot, StoreWriter, open_store
+
+__all__ = ["AtomicDataZarrReader", "AtomicDataZarrWriter"]
+
+
+class AtomicDataZarrWriter:
+    """Writes ``AtomicData`` and ``Batch`` into a store; each call is one commit.
+
+    Parameters
+    ----------
+    store : str, path, dict, or Zarr store
+    config : ZarrWriteConfig or mapping, optional
+        Chunks and codecs of arrays that are made; existing ones keep theirs.
+    """
+
+    def __init__(self, store: Any, config: Any = None) -> None:
+        self.store = store
+        self.config = config
+        self._writer = StoreWriter(store, config)
+
+    def write(
+        self, data: AtomicData | Sequence[AtomicData] | Batch | Block, *, overwrite: bool = False
+    ) -> None:
+        """Make a new store of the data.
+
+        Raises
+        ------
+        StoreExistsError
+            Something is at the path already, and not ``overwrite``.
+        FieldError
+            There is no sample in the data.
+        """
+        self._writer.write(_as_block(data), overwrite=overwrite)
+
+    def append(self, data: AtomicData | Sequence[AtomicData] | Batch | Block) -> None:
+        """Add samples at the end.
+
+        A field that the store has and the data lacks is filled, and so is a
+        new field for the samples already there; presence masks say which.
+
+        Raises
+        ------
+        StoreNotFoundError
+        FieldError
+            A field has another level or row shape than in the store.
+        """
+        self._writer.append(_as_block(data))
+
+    def add_custom(
+        self, key: str, data: Any, level: str = "system", *, unit: str | None = None
+    ) -> None:
+        """Add an array for the samples already there, deleted ones included.
+
+        Raises
+        ------
+        FieldError
+            Its rows are not those of the level, or the name is taken.
+        LevelError
+        """
+        values = to_numpy(data) if isinstance(data, Tensor) else np.asarray(data)
+        self._writer.add_custom(key, values, canonical_level(level, where=key), unit=unit)
+
+    def delete(self, indices: Any) -> None:
+        """Mark samples as deleted, by their physical positions.
+
+        Raises
+        ------
+        IndexRangeError
+        """
+        self._writer.delete(_plain(indices))
+
+    def undelete(self, indices: Any) -> None:
+        """Take samples back that were deleted and not yet defragmented away."""
+        self._writer.undelete(_plain(indices))
+
+    def defragment(self, config: Any = None) -> None:
+        """Rebuild the store without its deleted samples, in one swap."""
+        self._writer.defragment(config)
+
+
+class AtomicDataZarrReader(Reader):
+    """Reads one committed generation of a store, without its deleted samples.
+
+    Parameters
+    ----------
+    store : str, path, dict, Zarr store, or Snapshot
+    pin_memory : bool
+        Give tensors in page-locked memory (no effect without CUDA).
+    include_index_in_metadata : bool
+    fields : sequence of str, optional
+        Read only these.
+
+    Raises
+    ------
+    StoreNotFoundError
+    NotAStoreError
+    UnknownFieldError
+        One of ``fields`` is not in the store.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        pin_memory: bool = False,
+        include_index_in_metadata: bool = True,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(pin_memory=pin_memory, include_index_in_metadata=include_index_in_metadata)
+        self.store = store
+        self._snapshot: Snapshot | None = store if isinstance(store, Snapshot) else None
+        if self._snapshot is None:
+            self._snapshot = open_store(store)
+        self._chosen = None if fields is None else self._known(fields)
+        # Positions of the samples that are not deleted; of the generation held.
+        self._active: IntArray = self._snapshot.active
+
+    # -- what it holds ---------------------------------------------------------
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The generation that is read.
+
+        Raises
+        ------
+        StoreClosedError
+        """
+        return self._check_open()
+
+    def _check_open(self) -> Snapshot:
+        if self._snapshot is None:
+            raise StoreClosedError("AtomicDataZarrReader", "Cannot read from a closed reader.")
+        return self._snapshot
+
+    @property
+    def where(self) -> str:
+        return self._snapshot.where if self._snapshot is not None else type(self).__name__
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the store, deleted ones included."""
+        return self.snapshot.num_samples
+
+    @property
+    def field_levels(self) -> Mapping[str, str]:
+        snapshot = self.snapshot
+        return {name: snapshot.level(name) for name in self._get_field_names()}
+
+    def _get_field_names(self) -> list[str]:
+        if self._chosen is not None:
+            return list(self._chosen)
+        return _tensor_fields(self.snapshot)
+
+    def schema(self) -> dict[str, dict[str, Any]]:
+        """Level, dtype, row shape, group and unit of every field."""
+        snapshot = self.snapshot
+        return {
+            name: {
+                "level": snapshot.level(name),
+                "dtype": str(snapshot.dtype(name)),
+                "shape": snapshot.tail(name),
+                "group": snapshot.group(name),
+                "unit": snapshot.unit(name),
+            }
+            for name in self._get_field_names()
+        }
+
+    def level_sizes(self) -> dict[str, int]:
+        """Rows at each level, those of deleted samples included."""
+        snapshot = self.snapshot
+        return {
+            "atom": snapshot.num_atoms,
+            "edge": snapshot.num_edges,
+            "system": snapshot.num_samples,
+        }
+
+    def field_array(self, name: str) -> Any:
+        """The Zarr array of a field; rows past the committed ones are no data."""
+        return self.snapshot.array(self._known([name])[0])
+
+    def check_integrity(self) -> None:
+        """Check the whole store.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+        from alchemi_xr.store import verify
+
+        verify(self.store if not isinstance(self.store, Snapshot) else self.store.where).check()
+
+    def get_metadata(self, index: int) -> tuple[int, int]:
+        """Numbers of atoms and edges of a sample, from the pointers alone."""
+        snapshot = self.snapshot
+        at = int(self._physical([index])[0])
+        atoms = snapshot.atoms_ptr[at + 1] - snapshot.atoms_ptr[at]
+        edges = snapshot.edges_ptr[at + 1] - snapshot.edges_ptr[at]
+        return int(atoms), int(edges)
+
+    # -- reading ---------------------------------------------------------------
+
+    def read_block(self, indices: Any, fields: Sequence[str] | None = None) -> Block:
+        """Several samples as flat arrays, edges local to each.
+
+        Raises
+        ------
+        IndexRangeError
+        UnknownFieldError
+        StaleSnapshotError
+            The generation is no longer on disk; ``refresh()`` moves on.
+        """
+        names = self._get_field_names() if fields is None else self._known(fields)
+        return gather(self.snapshot, self._physical(indices), names)
+
+    def read_batch(self, indices: Sequence[int], fields: Sequence[str] | None = None) -> Batch:
+        return self.read_batches([indices], fields)[0]
+
+    def read_batches(
+        self, lists: Sequence[Sequence[int]], fields: Sequence[str] | None = None
+    ) -> list[Batch]:
+        lengths = [len(indices) for indices in lists]
+        if 0 in lengths:
+            raise FieldError(
+                self.where, "no sample to read", found="an empty list of indices", expected="some"
+            )
+        if not lists:
+            return []
+        block = self.read_block(np.concatenate([np.asarray(i) for i in lists]), fields)
+        stops = np.cumsum(lengths)
+        # Windows of one read: only the edges are copied, to be made batch-global.
+        parts = (
+            [block]
+            if len(lists) == 1
+            else [
+                block.slice(int(stop - length), int(stop))
+                for stop, length in zip(stops, lengths, strict=True)
+            ]
+        )
+        batches = [Batch.from_block(part) for part in parts]
+        return [batch.pin_memory() for batch in batches] if self._pins() else batches
+
+    def _load_many_samples(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        return list(_cut(self.read_block(indices)))
+
+    def read_many(self, indices: Sequence[int]) -> list[RawSample]:
+        self._check_open()  # a closed reader says so before it looks at indices
+        return super().read_many(indices)
+
+    def _get_sample_metadata(self, index: int) -> dict[str, Any]:
+        return {
+            "source_file": self.snapshot.where,
+            # Text, as in nvalchemi-toolkit.
+            "physical_index": str(int(self._active[index])),
+        }
+
+    # -- life ------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Move to the newest generation of the store.
+
+        Raises
+        ------
+        StoreClosedError
+        """
+        if self._snapshot is None:
+            raise StoreClosedError("AtomicDataZarrReader", "Cannot refresh a closed reader.")
+        newest = self._snapshot.refresh()
+        if newest is not self._snapshot:
+            self._snapshot.close()
+        self._snapshot = newest
+        self._active = newest.active
+        if self._chosen is not None:
+            self._chosen = self._known(self._chosen)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._snapshot is None
+
+    def reopen(self) -> None:
+        """Open the newest generation again after ``close``; an open reader stays as it is."""
+        if self._snapshot is None:
+            where = self.store.place if isinstance(self.store, Snapshot) else self.store
+            self._snapshot = open_store(where)
+            self._active = self._snapshot.active
+
+    def close(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot = None
+
+    # -- inside ----------------------------------------------------------------
+
+    def _physical(self, indices: Any) -> IntArray:
+        self._check_open()
+        return self._active[as_index(indices, len(self), where=self.where)]
+
+    def _known(self, fields: Sequence[str]) -> list[str]:
+        """Canonical names, checked against the store."""
+        have = _tensor_fields(self.snapshot)
+        names = [resolve(name) for name in fields]
+        for given, name in zip(fields, names, strict=True):
+            if name not in have:
+                raise UnknownFieldError(
+                    self.where, f"no field {given!r} to read. {nearest(given, have)}"
+                )
+        return names
+
+
+def _tensor_fields(snapshot: Snapshot) -> list[str]:
+    """Fields that a tensor can hold: all but text."""
+    return [name for name in snapshot.fields if snapshot.group(name) != "text"]
+
+
+def _as_block(data: AtomicData | Sequence[AtomicData] | Batch | Block) -> Block:
+    if isinstance(data, Block):
+        return data
+    if isinstance(data, AtomicData):
+        data = [data]
+    if not isinstance(data, Batch):
+        items = list(data)
+        for number, item in enumerate(items):
+            if not isinstance(item, AtomicData):
+                raise ArgumentTypeError(
+                    "AtomicDataZarrWriter",
+                    f"item {number} of the data to write is no AtomicData",
+                    found=type(item).__name__,
+                )
+        if not items:
+            raise FieldError(
+                "AtomicDataZarrWriter", "Cannot create batch from empty data list", found=0
+            )
+        data = Batch.from_data_list(items)
+    if data.num_graphs == 0:
+        raise FieldError("AtomicDataZarrWriter", "the Batch has no systems to write", found=0)
+    return data.to_block()
+
+
+def _plain(indices: Any) -> Any:
+    """Indices without torch: the store knows none of it."""
+    return indices.detach().cpu().numpy() if isinstance(indices, Tensor) else indices
+
+
+def _cut(block: Block) -> Iterator[dict[str, Tensor]]:
+    """One dict of tensors a sample; a field that a sample has not is not in it."""
+    flat = {name: from_numpy(block.arrays[name]) for name in block.names}
+    absent = {name: ~mask for name, mask in block.present.items()}
+    sizes: dict[Level, list[int]] = {
+        level: np.diff(block.ptr(level)).tolist() for level in ("atom", "edge", "system")
+    }
+    parts = {name: torch.split(t, sizes[block.levels[name]]) for name, t in flat.items()}
+    for i in range(block.num_samples):
+        yield Tensors(
+            {
+                name: pieces[i]
+                for name, pieces in parts.items()
+                if name not in absent or not absent[name][i]
+            }
+        )

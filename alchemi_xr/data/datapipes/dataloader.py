@@ -1,0 +1,347 @@
+"""Batches of a dataset, in an order that can be made again, read ahead.
+
+The loader owns order, position and reading ahead; what a batch is belongs to
+the dataset. An iteration has its own threads: they end with it, however it
+ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import torch
+
+from alchemi_xr.data.batch import Batch
+from alchemi_xr.data.datapipes.dataset import compose_batch
+from alchemi_xr.data.datapipes.orders import cut, cut_lists, epoch_order
+from alchemi_xr.data.datapipes.prefetch import FUSED_QUEUE, THREAD_PREFIX
+from alchemi_xr.data.datapipes.streams import Staged, make_streams
+from alchemi_xr.errors import ConfigError
+
+__all__ = ["DataLoader"]
+
+_STATE_VERSION = 1
+
+
+class DataLoader:
+    """Iterates over a dataset in batches.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Or another object with ``__len__`` and ``load_batches``.
+    batch_size : int
+    shuffle : bool
+        A new order each epoch, from ``seed`` and the epoch's number.
+    drop_last : bool
+        Leave out a last batch that is not full.
+    sampler : iterable of int, optional
+        Gives the order instead of ``shuffle``.
+    batch_sampler : iterable of sequence of int, optional
+        Gives whole batches; ``batch_size`` and ``drop_last`` are then its own.
+    prefetch_factor : int
+        Batches of one read; two reads are in flight. 0 reads on demand.
+    num_streams : int
+        CUDA streams that the copies take in turn.
+    use_streams : bool
+    pin_memory : bool
+        Read into page-locked memory, for asynchronous copies.
+    batch_transforms : sequence of callable, optional
+        ``Batch -> Batch``, in the thread that iterates.
+    seed : int
+        Of the shuffle; torch's global seed has no part in it.
+
+    Notes
+    -----
+    Every ``iter`` starts the next epoch, unless ``set_epoch`` names one.
+    ``state_dict`` holds epoch and position after the last batch given, not after
+    the last one read ahead. A sampler of one's own is resumed by its own
+    ``state_dict`` where it has one, else by skipping: it has to give the same
+    order again, as one with ``set_epoch`` does.
+
+    Raises
+    ------
+    ConfigError
+        A size is too small, or ``batch_sampler`` with ``sampler`` or ``shuffle``.
+    TypeError
+        ``batch_transforms`` is no sequence.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
+        prefetch_factor: int = 2,
+        num_streams: int = 4,
+        use_streams: bool = True,
+        pin_memory: bool = False,
+        batch_transforms: Sequence[Callable[[Batch], Batch]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        _at_least("batch_size", batch_size, 1)
+        _at_least("prefetch_factor", prefetch_factor, 0)
+        _at_least("num_streams", num_streams, 0)
+        _at_least("seed", seed, 0)
+        if batch_sampler is not None and (sampler is not None or shuffle):
+            raise ConfigError(
+                "DataLoader",
+                "batch_sampler excludes sampler and shuffle",
+                mend="give the order to the batch_sampler itself",
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.prefetch_factor = prefetch_factor
+        self.num_streams = num_streams
+        self.seed = seed
+        self._transform = compose_batch(batch_transforms, name="batch_transforms")
+        device: torch.device | None = getattr(dataset, "device", None)
+        self._streams = make_streams(device, num_streams) if use_streams else []
+        self.use_streams = bool(self._streams)
+        self.pin_memory = pin_memory
+        if pin_memory and hasattr(dataset, "pin_memory"):
+            dataset.pin_memory = True
+        # Epoch and first batch of the next iteration.
+        self._next_epoch = int(getattr(self._source(), "epoch", 0) or 0)
+        self._next_step = 0
+        # The position was restored for ``_next_epoch`` and for no other.
+        self._restored = False
+        # What the sampler was last told, to notice when its owner tells it himself.
+        self._told = self._next_epoch
+        # Epoch and batches given of the iteration under way, None between two.
+        self._under_way: tuple[int, int] | None = None
+        # State of a sampler that has one, as of the last batch given: reading ahead, it is
+        # itself further on already.
+        self._sampler_state: Any = None
+
+    # -- size ------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of batches of an epoch."""
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)  # type: ignore[arg-type]
+        samples = len(self.sampler if self.sampler is not None else self.dataset)  # type: ignore[arg-type]
+        if self.drop_last:
+            return samples // self.batch_size
+        return -(-samples // self.batch_size)
+
+    @property
+    def effective_read_window(self) -> int:
+        """Samples of one read: what storage may put in order before it reads."""
+        size = getattr(self.batch_sampler, "batch_size", self.batch_size)
+        return max(1, self.prefetch_factor) * int(size)
+
+    # -- where the order stands ------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one."""
+        return self._next_epoch if self._under_way is None else self._under_way[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, here and in the sampler.
+
+        A position that was restored for another epoch is given up.
+        """
+        _at_least("epoch", epoch, 0)
+        if self._restored and epoch != self._next_epoch:
+            self._next_step, self._restored = 0, False
+        self._next_epoch = epoch
+        self._under_way = None
+        self._forward_epoch(epoch)
+
+    def set_epoch_step(self, step: int) -> None:
+        """Leave out the first batches of the next iteration."""
+        _at_least("step", step, 0)
+        self._next_step, self._restored = step, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the order stands, as plain values.
+
+        Between two epochs, that is the beginning of the next one.
+        """
+        epoch, step = self._under_way or (self._next_epoch, self._next_step)
+        state: dict[str, Any] = {
+            "version": _STATE_VERSION,
+            "epoch": epoch,
+            "step": step,
+            **self._identity(),
+        }
+        source = self._source()
+        if hasattr(source, "state_dict"):
+            given = self._under_way is not None and self._sampler_state is not None
+            state["sampler"] = self._sampler_state if given else source.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, from the next iteration on.
+
+        ``prefetch_factor`` may differ; what decides the order may not.
+
+        Raises
+        ------
+        ConfigError
+            The state is of a loader with another order.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise ConfigError(
+                "DataLoader",
+                "the state has an unknown version",
+                found=state.get("version"),
+                expected=_STATE_VERSION,
+            )
+        for name, mine in self._identity().items():
+            if state.get(name) != mine:
+                raise ConfigError(
+                    "DataLoader",
+                    f"the state is of a loader with another {name}",
+                    found=state.get(name),
+                    expected=mine,
+                    mend=f"make the loader with {name}={state.get(name)!r}",
+                )
+        self._next_epoch, self._next_step = int(state["epoch"]), int(state["step"])
+        self._restored = True
+        self._under_way = None
+        self._forward_epoch(self._next_epoch)
+        source = self._source()
+        if "sampler" in state and hasattr(source, "load_state_dict"):
+            source.load_state_dict(state["sampler"])
+
+    # -- iteration -------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        theirs = getattr(self._source(), "epoch", self._told)
+        if isinstance(theirs, int) and theirs != self._told:
+            self.set_epoch(theirs)  # the sampler's owner called its set_epoch
+        epoch, step = self._next_epoch, self._next_step
+        self._next_epoch, self._next_step, self._restored = epoch + 1, 0, False
+        self._under_way = (epoch, step)
+        self._forward_epoch(epoch)
+        save = getattr(self._source(), "state_dict", None)
+        self._sampler_state = None if save is None else save()
+        return self._iterate(epoch, step)
+
+    def _iterate(self, epoch: int, step: int) -> Iterator[Batch]:
+        states: deque[Any] = deque()
+        plan = self._index_batches(epoch, step)
+        if self._sampler_state is not None:
+            plan = _noting(plan, self._source(), states)
+        batches = self._read_ahead(plan) if self.prefetch_factor else self._read_now(plan)
+        try:
+            for batch in batches:
+                step += 1
+                self._under_way = (epoch, step)
+                if states:
+                    self._sampler_state = states.popleft()
+                yield batch if self._transform is None else self._transform(batch)
+            if self._under_way == (epoch, step):
+                self._under_way = None
+        finally:
+            batches.close()
+
+    def _index_batches(self, epoch: int, skip: int) -> Iterator[Sequence[int]]:
+        """Indices of each batch of an epoch, from batch ``skip`` on."""
+        source = self._source()
+        if source is None:
+            order = epoch_order(
+                len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=epoch
+            )
+            for part in cut(order, self.batch_size, drop_last=self.drop_last, skip=skip):
+                yield part.tolist()
+            return
+        if hasattr(source, "load_state_dict"):
+            skip = 0  # it stands where it was left
+        if self.batch_sampler is not None:
+            yield from islice(self.batch_sampler, skip, None)
+        else:
+            lists = cut_lists(source, self.batch_size, drop_last=self.drop_last)
+            yield from islice(lists, skip, None)
+
+    def _read_now(self, plan: Iterator[Sequence[int]]) -> Iterator[Batch]:
+        for indices in plan:
+            yield from self.dataset.load_batches([indices])
+
+    def _read_ahead(self, plan: Iterator[Sequence[int]]) -> Iterator[Batch]:
+        """Batches in order, two reads in flight while one is given away."""
+        workers = int(getattr(self.dataset, "num_workers", 1))
+        if workers == 0:
+            while window := list(islice(plan, self.prefetch_factor)):
+                for staged in self._stage(window, 0):
+                    yield staged.wait()
+            return
+        executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
+        flying: deque[Future[deque[Staged[Batch]]]] = deque()
+        number = 0
+        try:
+            while True:
+                while len(flying) < FUSED_QUEUE:
+                    window = list(islice(plan, self.prefetch_factor))
+                    if not window:
+                        break
+                    flying.append(executor.submit(self._stage, window, number))
+                    number += 1
+                if not flying:
+                    return
+                ready = flying.popleft().result()
+                while ready:
+                    # Taken out before it is given: nothing here keeps a batch alive.
+                    yield ready.popleft().wait()
+        finally:
+            for future in flying:
+                future.cancel()
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def _stage(self, window: list[Sequence[int]], number: int) -> deque[Staged[Batch]]:
+        """Batches of one read; ``number`` chooses the stream."""
+        stream = self._streams[number % len(self._streams)] if self._streams else None
+        stage = getattr(self.dataset, "stage_batches", None)
+        if stage is not None:
+            return deque(stage(window, stream))
+        return deque(Staged(batch) for batch in self.dataset.load_batches(window, stream))
+
+    # -- inside ----------------------------------------------------------------
+
+    def _source(self) -> Any:
+        return self.batch_sampler if self.batch_sampler is not None else self.sampler
+
+    def _forward_epoch(self, epoch: int) -> None:
+        source = self._source()
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
+        self._told = epoch
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides the order, beside epoch and step."""
+        return {
+            "num_samples": len(self.dataset),
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
+
+
+def _noting(
+    plan: Iterator[Sequence[int]], source: Any, states: deque[Any]
+) -> Iterator[Sequence[int]]:
+    """The same plan; the sampler's state after each batch is kept beside it."""
+    for indices in plan:
+        states.append(source.state_dict())
+        yield indices
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError("DataLoader", f"{name} is too small", found=value, expected=f">= {least}")

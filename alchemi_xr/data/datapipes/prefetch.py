@@ -1,0 +1,345 @@
+"""What every dataset shares: reading ahead in threads, and the calls around it.
+
+A dataset gives two methods, ``_load`` (samples of one read, with metadata) and
+``_stage_batches`` (many batches of one read); everything that users call stands
+on these. One read in the background serves ``ds[i]`` and ``get_batch`` alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from alchemi_xr.data.atomic_data import AtomicData
+from alchemi_xr.data.batch import Batch
+from alchemi_xr.data.csr import as_index
+from alchemi_xr.data.datapipes.streams import Staged
+from alchemi_xr.errors import ConfigError, FieldError, StoreClosedError, StoreError
+
+__all__ = ["THREAD_PREFIX", "Loaded", "PrefetchingDataset", "batch_tensors"]
+
+#: Name that our threads start with, so that a leak can be seen.
+THREAD_PREFIX = "alchemi_xr-prefetch"
+
+#: Fused requests that may wait at once, as in nvalchemi-toolkit.
+FUSED_QUEUE = 2
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Samples of one read.
+
+    ``samples`` is there only when a sample transform made it; otherwise single
+    samples are cut out of the batch when they are asked for.
+    """
+
+    batch: Batch | None
+    metadata: list[dict[str, Any]]
+    samples: list[AtomicData] | None = field(default=None)
+
+    def sample(self, position: int) -> tuple[AtomicData, dict[str, Any]]:
+        """One sample with its metadata."""
+        if self.samples is not None:
+            return self.samples[position], self.metadata[position]
+        assert self.batch is not None
+        return self.batch.get_data(position), self.metadata[position]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor, for the bookkeeping of streams."""
+        if self.batch is not None:
+            yield from batch_tensors(self.batch)
+        for sample in self.samples or ():
+            yield from (v for v in sample.to_dict().values() if isinstance(v, Tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Where a prefetched sample will be: place in a read, and the batch it is part of."""
+
+    future: Future[Staged[Loaded]]
+    place: int
+    key: tuple[int, ...] | None
+
+
+def batch_tensors(batch: Batch) -> Iterator[Tensor]:
+    """Every tensor of a Batch, pointers included."""
+    yield from (value for _, value in batch if isinstance(value, Tensor))
+    yield from (batch.atoms_ptr, batch.edges_ptr)
+
+
+class PrefetchingDataset(ABC):
+    """Samples and batches by index, read ahead on request.
+
+    Parameters
+    ----------
+    num_workers : int
+        Threads that read ahead; 0 reads in the calling thread.
+
+    Raises
+    ------
+    ConfigError
+        ``num_workers`` is negative.
+    """
+
+    def __init__(self, *, num_workers: int = 2) -> None:
+        if num_workers < 0:
+            raise ConfigError(
+                type(self).__name__, "num_workers is negative", found=num_workers, expected=">= 0"
+            )
+        self.num_workers = num_workers
+        self._executor: ThreadPoolExecutor | None = None
+        self._closed = False
+        self._samples: dict[int, _Pending] = {}
+        self._batches: dict[tuple[int, ...], Future[Staged[Loaded]]] = {}
+        self._fused: deque[Future[list[Staged[Batch]]]] = deque()
+
+    # -- what a dataset gives --------------------------------------------------
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def _load(self, positions: list[int], stream: Any) -> Staged[Loaded]:
+        """Samples with metadata, on the device; positions are checked."""
+
+    @abstractmethod
+    def _stage_batches(self, lists: Sequence[Sequence[int]], stream: Any) -> list[Staged[Batch]]:
+        """One Batch a list, on the device; positions are checked, no list is empty."""
+
+    @property
+    @abstractmethod
+    def field_names(self) -> list[str]:
+        """Names of the fields that samples can have."""
+
+    # -- samples ---------------------------------------------------------------
+
+    def __getitem__(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
+        """One sample on the device, and its metadata; waits for its prefetch if any."""
+        position = self._positions([index])[0]
+        pending = self._samples.pop(position, None)
+        if pending is None:
+            return self._load([position], None).wait().sample(0)
+        if pending.key is not None:
+            # Taken one by one: the batch itself is not waited for any more.
+            self._batches.pop(pending.key, None)
+        return pending.future.result().wait().sample(pending.place)
+
+    def __iter__(self) -> Iterator[tuple[AtomicData, dict[str, Any]]]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def load_sample(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
+        """One sample, read now."""
+        return self._load(self._positions([index]), None).wait().sample(0)
+
+    def read_many(self, indices: Sequence[int]) -> list[tuple[AtomicData, dict[str, Any]]]:
+        """Several samples out of one read, in the order asked for."""
+        positions = self._positions(indices)
+        if not positions:
+            return []
+        loaded = self._load(positions, None).wait()
+        return [loaded.sample(place) for place in range(len(positions))]
+
+    def get_metadata(self, index: int) -> tuple[int, int]:
+        """Numbers of atoms and edges of a sample."""
+        sample, _ = self.load_sample(index)
+        return int(sample.num_nodes), int(sample.num_edges)
+
+    # -- batches ---------------------------------------------------------------
+
+    def get_batch(self, indices: Sequence[int]) -> Batch:
+        """Several samples as one Batch on the device.
+
+        Takes what ``prefetch_many`` of the same indices has read.
+
+        Raises
+        ------
+        FieldError
+            No index.
+        """
+        positions = tuple(self._positions(indices))
+        future = self._batches.pop(positions, None)
+        if future is None:
+            return self.load_batches([positions])[0]
+        for position in positions:
+            held = self._samples.get(position)
+            if held is not None and held.future is future:
+                del self._samples[position]
+        batch = future.result().wait().batch
+        assert batch is not None
+        return batch
+
+    def load_batches(
+        self, batch_index_lists: Sequence[Sequence[int]], stream: Any = None
+    ) -> list[Batch]:
+        """One Batch for each list of indices, out of one read.
+
+        Raises
+        ------
+        FieldError
+            One of the lists is empty.
+        """
+        return [staged.wait() for staged in self.stage_batches(batch_index_lists, stream)]
+
+    def stage_batches(
+        self, batch_index_lists: Sequence[Sequence[int]], stream: Any = None
+    ) -> list[Staged[Batch]]:
+        """As ``load_batches``, but the consumer waits for the stream, later."""
+        lists = [self._positions(indices) for indices in batch_index_lists]
+        for number, positions in enumerate(lists):
+            if not positions:
+                raise FieldError(
+                    type(self).__name__,
+                    f"list {number} of the batch is empty",
+                    expected="at least one index in each list",
+                )
+        return self._stage_batches(lists, stream) if lists else []
+
+    # -- reading ahead ---------------------------------------------------------
+
+    @property
+    def prefetch_count(self) -> int:
+        """Samples that are prefetched and not yet taken."""
+        return len(self._samples)
+
+    def prefetch(self, index: int, stream: Any = None) -> None:
+        """Start to read a sample; nothing happens when it is on its way already."""
+        self.prefetch_many([index], stream)
+
+    def prefetch_batch(self, indices: Sequence[int], streams: Sequence[Any] | None = None) -> None:
+        """Start to read samples, their copies spread over the streams in turn."""
+        if not streams:
+            self.prefetch_many(indices)
+            return
+        positions = self._positions(indices)
+        for number, stream in enumerate(streams):
+            if positions[number :: len(streams)]:
+                self.prefetch_many(positions[number :: len(streams)], stream)
+
+    def prefetch_many(self, indices: Sequence[int], stream: Any = None) -> None:
+        """Start one read of several samples; those on their way are left out."""
+        key = tuple(self._positions(indices))
+        if key in self._batches:
+            return
+        positions = list(dict.fromkeys(p for p in key if p not in self._samples))
+        if not positions:
+            return
+        future = self._submit(self._load, positions, stream)
+        whole = key if tuple(positions) == key else None
+        if whole is not None:
+            self._batches[whole] = future
+        for place, position in enumerate(positions):
+            self._samples[position] = _Pending(future, place, whole)
+
+    def prefetch_fused_batches(
+        self, batch_index_lists: Sequence[Sequence[int]], stream: Any = None
+    ) -> None:
+        """Start one read of several batches, to be taken with ``get_fused_batches``.
+
+        Raises
+        ------
+        StoreError
+            Two requests wait already.
+        """
+        if len(self._fused) >= FUSED_QUEUE:
+            raise StoreError(
+                type(self).__name__,
+                "the fused batch prefetch queue is full",
+                found=len(self._fused),
+                mend="take one with get_fused_batches() first",
+            )
+        self._fused.append(self._submit(self.stage_batches, list(batch_index_lists), stream))
+
+    def get_fused_batches(self) -> list[Batch]:
+        """Batches of the oldest request; an error of its thread is raised here.
+
+        Raises
+        ------
+        StoreError
+            None waits.
+        """
+        if not self._fused:
+            raise StoreError(
+                type(self).__name__,
+                "No fused batch prefetch pending",
+                mend="call prefetch_fused_batches(...) first",
+            )
+        return [staged.wait() for staged in self._fused.popleft().result()]
+
+    def has_pending_fused_batches(self) -> bool:
+        """Whether a fused request waits."""
+        return bool(self._fused)
+
+    def cancel_prefetch(self, index: int | None = None) -> None:
+        """Forget one prefetched sample, or everything.
+
+        What a thread is reading right now it reads to the end; the result is
+        dropped.
+        """
+        if index is not None:
+            held = self._samples.pop(self._positions([index])[0], None)
+            if held is not None and held.key is not None:
+                self._batches.pop(held.key, None)
+            return
+        for pending in self._samples.values():
+            pending.future.cancel()
+        for fused in self._fused:
+            fused.cancel()
+        self._samples.clear()
+        self._batches.clear()
+        self._fused.clear()
+
+    # -- life ------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the threads and give back what is held; safe to call twice."""
+        self.cancel_prefetch()
+        self._closed = True
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and what they read stay behind when a dataset goes to another process.
+        kept = {"_executor": None, "_samples": {}, "_batches": {}, "_fused": deque()}
+        return {**self.__dict__, **kept}
+
+    def _positions(self, indices: Any) -> list[int]:
+        if not isinstance(indices, (Sequence, slice, range)) and not hasattr(indices, "__array__"):
+            indices = list(indices) if isinstance(indices, Iterable) else indices
+        found: list[int] = as_index(indices, len(self), where=type(self).__name__).tolist()
+        return found
+
+    def _submit(self, call: Any, *arguments: Any) -> Future[Any]:
+        """Run a call in the pool (started now if need be), or here without workers."""
+        if self._closed:
+            raise StoreClosedError(type(self).__name__, "Cannot prefetch from a closed dataset")
+        if self.num_workers == 0:
+            done: Future[Any] = Future()
+            try:
+                done.set_result(call(*arguments))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.num_workers, THREAD_PREFIX)
+        return self._executor.submit(call, *arguments)

@@ -1,0 +1,99 @@
+"""A side stream fills, the consumer's stream waits: work staged with an event.
+
+The host never waits. Without CUDA the same code runs with no stream and no
+event; any object with ``record_event`` serves as a stream, which is how the
+tests exercise the path on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from alchemi_xr.errors import ArgumentTypeError
+
+__all__ = ["Staged", "make_streams", "on_stream", "resolve_device"]
+
+T = TypeVar("T")
+
+
+class Staged(Generic[T]):
+    """A value whose tensors may still be on their way.
+
+    Parameters
+    ----------
+    value : object
+    event : object, optional
+        Recorded on the stream that fills the value; has ``wait()``.
+    tensors : callable, optional
+        Gives the value's tensors, so that their memory is not reused before
+        the consumer's stream is done with them.
+    """
+
+    __slots__ = ("_event", "_tensors", "_value")
+
+    def __init__(
+        self,
+        value: T,
+        event: Any = None,
+        tensors: Callable[[T], Iterable[Tensor]] | None = None,
+    ) -> None:
+        self._value = value
+        self._event = event
+        self._tensors = tensors
+
+    def wait(self) -> T:
+        """The value, safe to use on the current stream."""
+        if self._event is not None:
+            self._event.wait()
+            self._event = None
+            for tensor in self._tensors(self._value) if self._tensors else ():
+                if tensor.is_cuda:
+                    # Allocated on the side stream: without this the allocator may hand the
+                    # memory out again while a kernel of this stream still reads it.
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        return self._value
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """Context in which CUDA work goes to ``stream``; does nothing for others."""
+    if stream is not None and isinstance(stream, torch.cuda.Stream):
+        return torch.cuda.stream(stream)
+    return nullcontext()
+
+
+def record_event(stream: Any) -> Any:
+    """An event after all work on ``stream`` so far, or None without a stream."""
+    record = getattr(stream, "record_event", None)
+    return record() if record is not None else None
+
+
+def make_streams(device: torch.device | None, count: int) -> list[torch.cuda.Stream]:
+    """``count`` side streams of a CUDA device; none for any other device."""
+    if device is None or device.type != "cuda" or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.Stream(device) for _ in range(count)]
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device itself; None and ``"auto"`` mean CUDA when there, else the CPU.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Neither a string nor a ``torch.device``.
+    """
+    if device is None or (isinstance(device, str) and device == "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, (str, torch.device)):
+        raise ArgumentTypeError(
+            "device",
+            "is no device",
+            found=type(device).__name__,
+            expected="a string, a torch.device or None",
+        )
+    return torch.device(device)
