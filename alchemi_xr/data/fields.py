@@ -171,7 +171,7 @@ def fill_for(dtype: np.dtype[Any]) -> Any:
     """Value that stands in rows without data: NaN, 0, False or the empty text."""
     if dtype.kind in "fc":
         return dtype.type(np.nan)
-    if dtype.kind in "UST":
+    if dtype.kind in "USTO":
         return ""
     return dtype.type(0)
 

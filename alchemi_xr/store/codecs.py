@@ -1,0 +1,311 @@
+"""How arrays are cut and compressed: named profiles, and full control.
+
+A profile answers for every array; a config by group or by field overrides it.
+Sizes are rows of the first axis; the other axes are always whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+
+from alchemi_xr._typing import Level
+from alchemi_xr.errors import ConfigError, nearest
+
+__all__ = [
+    "DEFAULT_CHUNK_ROWS",
+    "DEFAULT_PROFILE",
+    "PROFILES",
+    "ZarrArrayConfig",
+    "ZarrWriteConfig",
+    "as_config",
+    "encoding",
+]
+
+DEFAULT_CHUNK_ROWS: dict[Level, int] = {"atom": 65_536, "system": 65_536, "edge": 262_144}
+"""Rows of a chunk, whatever the length of the first write."""
+
+_MAX_CHUNK_BYTES = 16 * 2**20
+DEFAULT_PROFILE = "fast"
+
+PROFILES: dict[str, str] = {
+    "raw": "no compression; chunk files can be memory-mapped",
+    "fast": "blosc lz4 with shuffle; decodes at the speed of memory",
+    "balanced": "blosc zstd 3 with shuffle",
+    "small": "blosc zstd 9 with bit shuffle",
+    "lossy:<keepbits>": "atom and edge floats rounded to so many mantissa bits, then as balanced",
+}
+
+
+@dataclass(frozen=True)
+class ZarrArrayConfig:
+    """How one array, or all arrays of a group, are written.
+
+    Parameters
+    ----------
+    compressors : None, codec, name, dict, or several of them, optional
+        None leaves it to the profile; an empty tuple turns compression off.
+    filters, serializer : codec, name or dict, optional
+    chunk_size : int, optional
+        Rows of a chunk.
+    shard_size : int, optional
+        Rows of a shard (one storage object), a multiple of ``chunk_size``.
+    write_empty_chunks : bool
+        Kept for scripts of nvalchemi-toolkit. Chunks of fill alone are always
+        written: a chunk that is not there is how a lost file is recognised.
+
+    Raises
+    ------
+    ConfigError
+        A size is below 1, or the shard is no multiple of the chunk.
+    """
+
+    compressors: Any = None
+    filters: Any = None
+    serializer: Any = None
+    chunk_size: int | None = None
+    shard_size: int | None = None
+    write_empty_chunks: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_size", "shard_size"):
+            size = getattr(self, name)
+            if size is not None and (
+                isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
+            ):
+                raise ConfigError(
+                    "ZarrArrayConfig", f"{name} must be at least 1 row", found=repr(size)
+                )
+        if self.shard_size is not None and self.chunk_size is not None:
+            _check_multiple(self.shard_size, self.chunk_size, "ZarrArrayConfig")
+
+    def over(self, other: ZarrArrayConfig) -> ZarrArrayConfig:
+        """This config, with what it leaves open taken from another."""
+        return ZarrArrayConfig(
+            **{
+                f.name: getattr(self, f.name)
+                if getattr(self, f.name) is not None
+                else getattr(other, f.name)
+                for f in fields(self)
+            }
+        )
+
+
+@dataclass(frozen=True)
+class ZarrWriteConfig:
+    """How a store is written.
+
+    Parameters
+    ----------
+    meta, core, custom : ZarrArrayConfig or mapping
+        By group. Text and presence masks follow ``meta``.
+    field_overrides : dict of str to ZarrArrayConfig or mapping
+        By field; beats the group.
+    profile : str
+        One of ``PROFILES``; what the configs leave open.
+
+    Raises
+    ------
+    ConfigError
+        A key or a profile is not known.
+    """
+
+    meta: ZarrArrayConfig = field(default_factory=ZarrArrayConfig)
+    core: ZarrArrayConfig = field(default_factory=ZarrArrayConfig)
+    custom: ZarrArrayConfig = field(default_factory=ZarrArrayConfig)
+    field_overrides: Mapping[str, ZarrArrayConfig] = field(default_factory=dict)
+    profile: str = DEFAULT_PROFILE
+
+    def __post_init__(self) -> None:
+        for name in ("meta", "core", "custom"):
+            object.__setattr__(self, name, _array_config(getattr(self, name), name))
+        overrides = {k: _array_config(v, k) for k, v in dict(self.field_overrides).items()}
+        object.__setattr__(self, "field_overrides", overrides)
+        _keepbits(self.profile)
+
+    def for_array(self, group: str, name: str) -> ZarrArrayConfig:
+        """The config of one array."""
+        base: ZarrArrayConfig = getattr(self, group if group in ("core", "custom") else "meta")
+        override = self.field_overrides.get(name)
+        return base if override is None else override.over(base)
+
+
+def as_config(config: Any) -> ZarrWriteConfig:
+    """A config from what users give: None, a profile's name, a mapping, or one.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if config is None:
+        return ZarrWriteConfig()
+    if isinstance(config, ZarrWriteConfig):
+        return config
+    if isinstance(config, str):
+        return ZarrWriteConfig(profile=config)
+    if isinstance(config, ZarrArrayConfig):
+        return ZarrWriteConfig(core=config, custom=config)
+    if isinstance(config, Mapping):
+        _check_keys(config, ZarrWriteConfig)
+        return ZarrWriteConfig(**config)
+    raise ConfigError(
+        "config",
+        "this is no write config",
+        found=type(config).__name__,
+        expected="a profile's name, a ZarrWriteConfig or a mapping",
+    )
+
+
+def _array_config(value: Any, where: str) -> ZarrArrayConfig:
+    if isinstance(value, ZarrArrayConfig):
+        return value
+    if value is None:
+        return ZarrArrayConfig()
+    if isinstance(value, Mapping):
+        _check_keys(value, ZarrArrayConfig)
+        return ZarrArrayConfig(**value)
+    raise ConfigError(
+        f"ZarrWriteConfig, {where}",
+        "this is no array config",
+        found=type(value).__name__,
+        expected="a ZarrArrayConfig or a mapping",
+    )
+
+
+def _check_keys(value: Mapping[str, Any], cls: type) -> None:
+    known = [f.name for f in fields(cls)]
+    for key in value:
+        if key not in known:
+            raise ConfigError(cls.__name__, f"{key!r} is not known. {nearest(str(key), known)}")
+
+
+def _check_multiple(shard: int, chunk: int, where: str) -> None:
+    if shard % chunk:
+        raise ConfigError(
+            where,
+            "shard_size must be a multiple of chunk_size",
+            found=f"{shard} over {chunk}",
+        )
+
+
+def _keepbits(profile: str) -> int | None:
+    """Mantissa bits that a lossy profile keeps; None for the others."""
+    if profile in ("raw", "fast", "balanced", "small"):
+        return None
+    name, _, bits = profile.partition(":")
+    if name == "lossy" and bits.isdigit() and 1 <= int(bits) <= 52:
+        return int(bits)
+    raise ConfigError(
+        "profile",
+        f"{profile!r} is not known. {nearest(profile, PROFILES)}",
+        expected=list(PROFILES),
+    )
+
+
+def _named(codec: Any, dtype: np.dtype[Any]) -> Any:
+    """A codec from its short name; anything else is zarr's to understand."""
+    if not isinstance(codec, str):
+        return codec
+    name, _, argument = codec.partition(":")
+    level = int(argument) if argument else None
+    if name == "zstd":
+        return ZstdCodec(level=3 if level is None else level)
+    if name == "gzip":
+        return GzipCodec(level=5 if level is None else level)
+    if name in ("lz4", "blosc", "blosc-lz4"):
+        return _blosc("lz4", 5 if level is None else level, "shuffle", dtype)
+    if name == "blosc-zstd":
+        return _blosc("zstd", 3 if level is None else level, "shuffle", dtype)
+    if name == "pcodec":
+        return {"name": "numcodecs.pcodec", "configuration": {"level": level or 8}}
+    if name == "bitround":
+        return {"name": "numcodecs.bitround", "configuration": {"keepbits": level or 12}}
+    if name == "delta":
+        return {"name": "numcodecs.delta", "configuration": {"dtype": dtype.str}}
+    known = ("zstd", "gzip", "lz4", "blosc-lz4", "blosc-zstd", "pcodec", "bitround", "delta")
+    raise ConfigError("codec", f"{codec!r} is not known. {nearest(name, known)}")
+
+
+def _blosc(cname: str, level: int, shuffle: str, dtype: np.dtype[Any]) -> BloscCodec:
+    size = max(1, dtype.itemsize)
+    return BloscCodec(typesize=size, cname=cname, clevel=level, shuffle=shuffle)  # type: ignore[arg-type]
+
+
+def _several(value: Any, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
+        value = (value,)
+    return tuple(_named(codec, dtype) for codec in value)
+
+
+def _profile_codecs(
+    profile: str, dtype: np.dtype[Any], level: Level, *, is_text: bool, is_field: bool
+) -> dict[str, Any]:
+    keepbits = _keepbits(profile)
+    if is_text:
+        return {"compressors": () if profile == "raw" else (ZstdCodec(level=3),)}
+    if profile == "raw":
+        return {"compressors": ()}
+    if profile == "fast":
+        return {"compressors": (_blosc("lz4", 5, "shuffle", dtype),)}
+    if profile == "small":
+        return {"compressors": (_blosc("zstd", 9, "bitshuffle", dtype),)}
+    codecs: dict[str, Any] = {"compressors": (_blosc("zstd", 3, "shuffle", dtype),)}
+    if keepbits is not None and is_field and level != "system" and dtype.kind == "f":
+        mantissa = np.finfo(dtype).nmant
+        if keepbits < mantissa:
+            codecs["filters"] = (_named(f"bitround:{keepbits}", dtype),)
+    return codecs
+
+
+def encoding(
+    config: ZarrWriteConfig,
+    group: str,
+    name: str,
+    level: Level,
+    dtype: np.dtype[Any],
+    tail: tuple[int, ...],
+    *,
+    is_text: bool = False,
+) -> dict[str, Any]:
+    """Arguments for zarr's ``create_array``: chunks, shards and codecs of one array.
+
+    Raises
+    ------
+    ConfigError
+        The shard is no multiple of the chunk that the defaults give.
+    """
+    chosen = config.for_array(group, name)
+    is_field = group in ("core", "custom")
+    arguments = _profile_codecs(config.profile, dtype, level, is_text=is_text, is_field=is_field)
+    if chosen.compressors is not None:
+        arguments["compressors"] = _several(chosen.compressors, dtype)
+    if chosen.filters is not None:
+        arguments["filters"] = _several(chosen.filters, dtype)
+    if chosen.serializer is not None and not is_text:
+        arguments["serializer"] = _named(chosen.serializer, dtype)
+    rows = chosen.chunk_size
+    if rows is None:
+        rows = DEFAULT_CHUNK_ROWS[level]
+        row_bytes = (64 if is_text else dtype.itemsize) * int(np.prod(tail, dtype=np.int64))
+        # Halving keeps every chunk a divisor of the default, so that one
+        # alignment holds for all arrays of a level.
+        while rows > 64 and rows * row_bytes > _MAX_CHUNK_BYTES:
+            rows //= 2
+        if chosen.shard_size is not None and chosen.shard_size < rows:
+            rows = chosen.shard_size
+    # An axis of length 0 still needs a chunk length.
+    whole = tuple(max(1, n) for n in tail)
+    arguments["chunks"] = (rows, *whole)
+    if chosen.shard_size is not None:
+        _check_multiple(chosen.shard_size, rows, f"array {name!r}")
+        arguments["shards"] = (chosen.shard_size, *whole)
+    return arguments
+
+
+def with_profile(config: ZarrWriteConfig, profile: str) -> ZarrWriteConfig:
+    """The config under another profile."""
+    return replace(config, profile=profile)

@@ -1,0 +1,268 @@
+"""The only place where the store talks to the operating system's files.
+
+Every write that matters for durability goes through a function here, so that
+a test can number the calls and stop the process at any one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+from alchemi_xr.errors import NotAStoreError, StoreExistsError
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+__all__ = [
+    "atomic_replace",
+    "exchange",
+    "fsync_dir",
+    "fsync_file",
+    "fsync_paths",
+    "fsync_tree",
+    "link_new",
+    "looks_like_store",
+    "partial_files",
+    "publish",
+    "remove_file",
+    "remove_tree",
+    "rename",
+    "sibling",
+    "write_file",
+]
+
+PARTIAL = ".partial"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+# Journalled file systems join fsyncs that are in flight together into one
+# commit, so waiting for them in parallel costs little more than one.
+_FSYNC_THREADS = 8
+
+
+def sibling(path: Path, what: str) -> Path:
+    """The hidden companion of a store: ``.name.what`` beside it."""
+    return path.parent / f".{path.name}.{what}"
+
+
+def _partial_name(path: Path) -> Path:
+    return path.parent / f".{path.name}.{uuid.uuid4().hex}{PARTIAL}"
+
+
+def write_file(path: Path, data: BytesLike, *, durable: bool = False) -> None:
+    """Put bytes under a name by a temporary file and a rename.
+
+    A reader sees the old bytes or the new ones, never a part. With ``durable``
+    the bytes and the name are on the medium when this returns.
+    """
+    partial = _partial_name(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    if durable:
+        fsync_dir(path.parent)
+
+
+def link_new(path: Path, data: BytesLike) -> None:
+    """Put bytes under a name that must not exist yet.
+
+    Raises
+    ------
+    FileExistsError
+    """
+    partial = _partial_name(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+        os.link(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+
+
+def atomic_replace(path: Path, data: bytes) -> None:
+    """Replace a file so that after a crash it holds the old bytes or the new."""
+    write_file(path, data, durable=True)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder; the target, if it is a file, is replaced."""
+    os.replace(source, target)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file that may be gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all below it; nothing happens when it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+
+
+def fsync_file(path: Path) -> None:
+    """Force the bytes of a file to the medium."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    """Force the names in a folder to the medium (no-op where folders cannot be opened)."""
+    if os.name == "nt":
+        return
+    fsync_file(path)
+
+
+def fsync_paths(files: Iterable[Path], *, below: Path) -> None:
+    """Force files, and the folders on their way up to ``below``, to the medium.
+
+    Files that were removed meanwhile are passed over.
+    """
+    files = sorted(set(files))
+    folders: set[Path] = set()
+    for file in files:
+        folder = file.parent
+        while folder not in folders:
+            folders.add(folder)
+            if folder == below or folder == folder.parent:
+                break
+            folder = folder.parent
+
+    def sync(path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fsync_file(path)
+
+    def sync_folder(path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fsync_dir(path)
+
+    if len(files) <= 2:
+        for file in files:
+            sync(file)
+        for folder in folders:
+            sync_folder(folder)
+        return
+    with ThreadPoolExecutor(_FSYNC_THREADS, thread_name_prefix="alchemi-fsync") as pool:
+        list(pool.map(sync, files))
+        list(pool.map(sync_folder, folders))
+
+
+def fsync_tree(path: Path) -> None:
+    """Force a folder and all below it to the medium."""
+    files = [Path(root) / name for root, _, names in os.walk(path) for name in names]
+    fsync_paths(files, below=path)
+    fsync_dir(path)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step of the kernel; False where it cannot do that."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        renameat2 = libc.renameat2
+    except (OSError, AttributeError):
+        return False
+    renameat2.argtypes = (
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+    )
+    done = renameat2(
+        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
+    )
+    if done == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):
+        return False
+    raise OSError(code, os.strerror(code), str(first), None, str(second))
+
+
+def looks_like_store(path: Path) -> bool:
+    """Whether a folder holds the root document of a store (finished or being built)."""
+    try:
+        document = json.loads((path / "zarr.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(document, dict) or document.get("node_type") != "group":
+        return False
+    attributes = document.get("attributes") or {}
+    return "num_samples" in attributes or "alchemi_xr" in attributes
+
+
+def partial_files(path: Path) -> list[Path]:
+    """Temporary files that a killed writer left below a folder."""
+    return [
+        Path(root) / name
+        for root, _, names in os.walk(path)
+        for name in names
+        if name.endswith(PARTIAL)
+    ]
+
+
+def publish(built: Path, dest: Path, *, overwrite: bool = False) -> None:
+    """Move a finished store to its place in one step.
+
+    Parameters
+    ----------
+    built : path
+        The finished store, on the same file system as ``dest``.
+    dest : path
+    overwrite : bool
+        Replace a store that is there; it goes away only after the swap.
+
+    Raises
+    ------
+    StoreExistsError
+        ``dest`` is there and ``overwrite`` is off.
+    NotAStoreError
+        ``dest`` is there and is no store: it is never replaced.
+    """
+    fsync_tree(built)
+    if not os.path.lexists(dest):
+        # rename(2) of a folder replaces only an empty folder, so a destination
+        # that somebody made in this very moment is not lost.
+        os.rename(built, dest)
+        fsync_dir(dest.parent)
+        return
+    if not overwrite:
+        raise StoreExistsError(
+            str(dest), "already exists", mend="give another path, or overwrite=True for a store"
+        )
+    if not looks_like_store(dest):
+        raise NotAStoreError(
+            str(dest),
+            "is there and is no store, so it is not replaced, not even with overwrite",
+            mend="give another path, or move what is there away yourself",
+        )
+    if exchange(built, dest):
+        fsync_dir(dest.parent)
+        remove_tree(built)
+        return
+    aside = sibling(dest, f"replaced-{uuid.uuid4().hex[:8]}")
+    os.rename(dest, aside)
+    os.rename(built, dest)
+    fsync_dir(dest.parent)
+    remove_tree(aside)

@@ -1,0 +1,206 @@
+"""Rewrites build a sibling store and swap it in; the old one is kept aside.
+
+Memory is bounded by the size of a block and one shard of each field, whatever
+the size of the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from zarr.storage import MemoryStore
+
+from alchemi_xr._typing import IntArray, NDArray
+from alchemi_xr.errors import StoreError
+from alchemi_xr.store import fs
+from alchemi_xr.store._compat import object_rows_of, replace_contents
+from alchemi_xr.store.bulk import BulkWriter
+from alchemi_xr.store.codecs import ZarrWriteConfig
+from alchemi_xr.store.incoming import globalised
+from alchemi_xr.store.locate import Place
+from alchemi_xr.store.reader import Snapshot, open_store
+from alchemi_xr.store.rewrite_names import journal_path, previous_path, rewrite_prefix
+from alchemi_xr.store.schema import FieldInfo
+
+__all__ = ["finish_swap", "rewrite", "swap_in"]
+
+_BLOCK_BYTES = 32 * 2**20
+
+
+def rewrite(place: Place, config: ZarrWriteConfig) -> None:
+    """Rewrite a store without its deleted samples; the caller holds its lease."""
+    if place.path is not None:
+        clear_unfinished(place.path)
+        built = fs.sibling(place.path, f"rewrite-{uuid.uuid4().hex[:8]}")
+        try:
+            with open_store(place) as snapshot:
+                copy_samples(snapshot, snapshot.active, Place(place.where, path=built), config)
+            fs.fsync_dir(place.path.parent)
+            swap_in(built, place.path)
+        except Exception:
+            fs.remove_tree(built)
+            raise
+        return
+    if not place.in_memory or place.prefix:
+        raise StoreError(
+            place.where,
+            "a store that is no folder cannot be rewritten in place",
+            mend="convert it to a new destination, or use an Icechunk store",
+        )
+    memory = MemoryStore()
+    with open_store(place) as snapshot:
+        copy_samples(snapshot, snapshot.active, Place(place.where, store=memory), config)
+    assert place.store is not None
+    replace_contents(place.store, memory)
+
+
+def copy_samples(
+    snapshot: Snapshot,
+    samples: IntArray,
+    place: Place,
+    config: ZarrWriteConfig,
+    *,
+    operation: str = "defragment",
+) -> BulkWriter:
+    """A new store of the chosen samples, in their order, in bounded memory."""
+    infos = [_fresh(info, snapshot.generation + 1) for info in snapshot.schema.fields.values()]
+    writer = BulkWriter.create(
+        place,
+        infos,
+        np.diff(snapshot.atoms_ptr)[samples],
+        np.diff(snapshot.edges_ptr)[samples],
+        config=config,
+        provenance=snapshot.schema.provenance,
+        generation=snapshot.generation + 1,
+        operation=operation,
+    )
+    streams = {
+        info.name: _Stream(writer, info.path, writer.write_rows, info.name) for info in infos
+    }
+    masks = {
+        info.name: _Stream(writer, info.present_path, writer.write_present, info.name)
+        for info in infos
+        if info.holes
+    }
+    atoms = 0
+    for block in snapshot.iter_blocks(samples=samples, max_bytes=_BLOCK_BYTES):
+        for name, values in block.arrays.items():
+            if name == "neighbor_list":
+                values = globalised(values, block, atoms, where=place.where)
+            streams[name].push(values)
+        for name, mask in masks.items():
+            mask.push(block.has(name))
+        atoms += block.num_atoms
+    for stream in (*streams.values(), *masks.values()):
+        stream.finish()
+    writer.schema = writer.schema.evolve(others=snapshot.schema.others)
+    writer.commit()
+    return writer
+
+
+def _fresh(info: FieldInfo, generation: int) -> FieldInfo:
+    return replace(info, since=generation, rows=None)
+
+
+class _Stream:
+    """Collects rows of one array and writes them by whole storage objects."""
+
+    def __init__(
+        self,
+        writer: BulkWriter,
+        path: str,
+        write: Callable[[str, int, NDArray], None],
+        name: str,
+    ) -> None:
+        self._unit = object_rows_of(writer.session.array(path))
+        self._write, self._name = write, name
+        self._parts: list[NDArray] = []
+        self._held = 0
+        self._start = 0
+
+    def push(self, values: NDArray) -> None:
+        """Add rows; full objects are written."""
+        self._parts.append(values)
+        self._held += len(values)
+        if self._held < self._unit:
+            return
+        rows = self._take()
+        full = len(rows) // self._unit * self._unit
+        self._write(self._name, self._start, rows[:full])
+        self._start += full
+        if full < len(rows):
+            # A copy, or the view would keep the whole block alive.
+            self._parts, self._held = [rows[full:].copy()], len(rows) - full
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._held:
+            self._write(self._name, self._start, self._take())
+
+    def _take(self) -> NDArray:
+        parts, self._parts, self._held = self._parts, [], 0
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+# -- the swap ----------------------------------------------------------------
+
+
+def swap_in(built: Path, path: Path) -> None:
+    """Put a finished store in the place of another, in one step.
+
+    The old one then stands aside until the next rewrite.
+    """
+    if fs.exchange(built, path):
+        fs.fsync_dir(path.parent)
+        _put_aside(built, path)
+        return
+    # Two renames, and a note that tells both readers and the next writer what
+    # is meant between them.
+    note = json.dumps({"built": built.name})
+    fs.atomic_replace(journal_path(path), note.encode())
+    finish_swap(path)
+
+
+def _put_aside(old: Path, path: Path) -> None:
+    previous = previous_path(path)
+    if previous.exists():
+        # Renamed first: a folder half removed must not be taken for a generation.
+        doomed = path.parent / f"{rewrite_prefix(path)}{uuid.uuid4().hex[:8]}"
+        fs.rename(previous, doomed)
+        fs.rename(old, previous)
+        fs.remove_tree(doomed)
+    else:
+        fs.rename(old, previous)
+    fs.fsync_dir(path.parent)
+
+
+def finish_swap(path: Path) -> None:
+    """Complete a swap by two renames that was begun, if there is one."""
+    journal = journal_path(path)
+    try:
+        note = json.loads(journal.read_text())
+    except (OSError, ValueError):
+        return
+    built = path.parent / str(note["built"])
+    if built.is_dir():
+        if path.exists():
+            _put_aside(path, path)
+        fs.rename(built, path)
+        fs.fsync_dir(path.parent)
+    fs.remove_file(journal)
+    fs.fsync_dir(path.parent)
+
+
+def clear_unfinished(path: Path) -> None:
+    """Remove what killed rewrites left beside a store; the caller holds its lease."""
+    prefix = rewrite_prefix(path)
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(prefix)]
+    for name in names:
+        fs.remove_tree(path.parent / name)
