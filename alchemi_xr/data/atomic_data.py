@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from alchemi_xr._typing import Level
-from alchemi_xr.data.fields import ALIASES, FIELDS, canonical_level, check_tail, field_order
-from alchemi_xr.data.level import DEFAULT_FIELDS, default_rows, from_numpy, own_storage
+from alchemi_xr.data.coerce import (
+    CLASS_OF,
+    SPECS,
+    as_tensor,
+    check_finite,
+    coerce_field,
+    tail_fits,
+)
+from alchemi_xr.data.fields import ALIASES, canonical_level, check_tail, field_order
+from alchemi_xr.data.level import DEFAULT_FIELDS, default_rows, own_storage
 from alchemi_xr.errors import FieldError, UnknownFieldError, nearest
 
-__all__ = ["AtomCategory", "AtomicData", "coerce_field"]
+__all__ = ["AtomCategory", "AtomicData"]
 
 
 class AtomCategory(enum.IntEnum):
@@ -43,71 +49,7 @@ class AtomCategory(enum.IntEnum):
     SPECIAL = -1
 
 
-# (level, tail, rank, kind) of every field of the table: reading a dataclass costs more.
-_SPECS: dict[str, tuple[Level, tuple[int | str, ...], int, str]] = {
-    spec.name: (spec.level, spec.tail, len(spec.tail) + 1, spec.kind) for spec in FIELDS.values()
-}
-_CLASS_OF = {torch.bool: "b"} | dict.fromkeys(
-    (torch.float16, torch.bfloat16, torch.float32, torch.float64), "f"
-)
 _COUNTED = {"atom": ("atoms", "atomic_numbers"), "edge": ("edges", "neighbor_list")}
-
-
-def _as_tensor(name: str, value: Any, *, kind: str, dtype: torch.dtype | None) -> Tensor:
-    """A tensor of any array-like; Python floats take the dtype of the positions."""
-    try:
-        if isinstance(value, np.ndarray):
-            return from_numpy(value)
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], enum.Enum):
-            value = [int(item.value) for item in value]
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-            return torch.stack(list(value))
-        if isinstance(value, np.generic):
-            return torch.tensor(value)
-        return torch.tensor(value, dtype=dtype if kind == "f" and name != "energy" else None)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise FieldError(
-            "AtomicData", f"field {name!r} is no array ({error})", found=type(value).__name__
-        ) from None
-
-
-def coerce_field(name: str, value: Any, *, dtype: torch.dtype | None = None) -> Tensor:
-    """One sample's value of a field as a tensor with its level axis in front.
-
-    System fields of the table get their leading 1 (a number becomes ``[1, 1]``
-    for energy, ``[3, 3]`` becomes ``[1, 3, 3]`` for cell); all else keeps its
-    shape.
-    """
-    spec = _SPECS.get(name)
-    kind = spec[3] if spec else ""
-    if not isinstance(value, Tensor):
-        value = _as_tensor(name, value, kind=kind, dtype=dtype)
-    if spec is None:
-        return value
-    level, tail, rank, _ = spec
-    if level == "system":
-        if name == "pbc" and value.ndim == 0:
-            value = value.expand(3).clone()
-        if value.ndim == rank - 1 and _tail_fits(value.shape, tail):
-            value = value.unsqueeze(0)
-        elif tail == (1,) and value.numel() == 1:
-            value = value.reshape(1, 1)
-        elif name == "cell" and value.shape in ((3,), (1, 3)):
-            value = torch.diag(value.reshape(3)).unsqueeze(0)
-        elif len(tail) == 2 and value.shape in ((9,), (1, 9)):
-            value = value.reshape(1, 3, 3)
-    if kind == "b" and value.dtype != torch.bool:
-        if value.dtype not in _CLASS_OF or bool(((value == 0) | (value == 1)).all()):
-            value = value != 0
-    elif kind == "iu" and value.numel() == 0 and _CLASS_OF.get(value.dtype) == "f":
-        value = value.long()  # torch.tensor([]) is float32
-    return value
-
-
-def _tail_fits(shape: Sequence[int], tail: tuple[int | str, ...]) -> bool:
-    return len(shape) == len(tail) and all(
-        isinstance(want, str) or want == got for want, got in zip(tail, shape, strict=True)
-    )
 
 
 class AtomicData:
@@ -175,22 +117,20 @@ class AtomicData:
                 raise FieldError("AtomicData", f"the required field {name!r} is missing")
         if not validate:
             for name, value in given.items():
-                if name in _SPECS:
+                if name in SPECS:
                     values[name] = value if isinstance(value, Tensor) else coerce_field(name, value)
                 else:
                     self.__dict__[name] = value
             return
         positions = given.pop("positions")
         if not isinstance(positions, Tensor):
-            positions = _as_tensor(
-                "positions", positions, kind="f", dtype=torch.get_default_dtype()
-            )
+            positions = as_tensor("positions", positions, kind="f", dtype=torch.get_default_dtype())
         self._set_checked("atomic_numbers", given.pop("atomic_numbers"), positions)
         self._set_checked("positions", positions, positions)
         if "neighbor_list" in given:
             self._set_checked("neighbor_list", given.pop("neighbor_list"), positions)
         for name, value in given.items():
-            if name in _SPECS:
+            if name in SPECS:
                 self._set_checked(name, value, positions)
             else:
                 self.__dict__[name] = value
@@ -214,7 +154,7 @@ class AtomicData:
     # -- checking ---------------------------------------------------------------------------
 
     def _set_checked(self, name: str, value: Any, positions: Tensor) -> None:
-        spec = _SPECS.get(name)
+        spec = SPECS.get(name)
         if spec is None:
             level, tail, rank, kind = self._levels[name], None, 0, ""
         else:
@@ -224,12 +164,12 @@ class AtomicData:
         shape = value.shape
         fits = len(shape) == rank and shape[1:] == tail
         if spec is not None and not fits:
-            if not (len(shape) == rank and _tail_fits(shape[1:], tail or ())):
+            if not (len(shape) == rank and tail_fits(shape[1:], tail or ())):
                 value = coerce_field(name, value)
                 shape = value.shape
             check_tail(name, shape, where="AtomicData")
         self._check_rows(name, level, shape)
-        if kind and _CLASS_OF.get(value.dtype, "iu") not in kind:
+        if kind and CLASS_OF.get(value.dtype, "iu") not in kind:
             value = self._mend_dtype(name, kind, value, positions)
         if (
             kind == "f"
@@ -251,7 +191,7 @@ class AtomicData:
                 expected=positions.device,
             )
         if name == "positions":
-            _check_finite(value)
+            check_finite(value)
         elif name == "neighbor_list":
             self._check_edges(value)
         self._values[name] = value
@@ -291,7 +231,7 @@ class AtomicData:
 
     @staticmethod
     def _mend_dtype(name: str, kind: str, value: Tensor, positions: Tensor) -> Tensor:
-        found = _CLASS_OF.get(value.dtype, "iu")
+        found = CLASS_OF.get(value.dtype, "iu")
         if kind == "f" and found == "iu" and name != "positions":
             return value.to(positions.dtype)
         if kind == "iu" and value.numel() == 0:
@@ -335,15 +275,15 @@ class AtomicData:
             made = default_rows(key, values["atomic_numbers"], values["positions"])
             values[key] = made
             return made
-        if key in _SPECS:
+        if key in SPECS:
             return None
         raise UnknownFieldError(
-            "AtomicData", f"no field {name!r}. {nearest(name, [*self._values, *_SPECS])}"
+            "AtomicData", f"no field {name!r}. {nearest(name, [*self._values, *SPECS])}"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
         key = ALIASES.get(name, name)
-        if key in _SPECS or key in self._levels:
+        if key in SPECS or key in self._levels:
             self._assign(key, value)
         elif name in AtomicData.__slots__ or isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
@@ -358,7 +298,7 @@ class AtomicData:
             return
         positions = value if key == "positions" else self._values["positions"]
         if not isinstance(positions, Tensor):
-            positions = _as_tensor(key, value, kind="f", dtype=self.dtype)
+            positions = as_tensor(key, value, kind="f", dtype=self.dtype)
             value = positions
         if key == "atomic_numbers" and len(value) != self.num_nodes:
             raise FieldError(
@@ -403,7 +343,7 @@ class AtomicData:
         return iter(list(self._values.items()))
 
     def _level(self, name: str) -> Level:
-        spec = _SPECS.get(name)
+        spec = SPECS.get(name)
         return spec[0] if spec else self._levels[name]
 
     def level_of(self, name: str) -> Level:
@@ -414,13 +354,13 @@ class AtomicData:
         UnknownFieldError
         """
         key = ALIASES.get(name, name)
-        if key in _SPECS or key in self._levels:
+        if key in SPECS or key in self._levels:
             return self._level(key)
         raise UnknownFieldError("AtomicData", f"no field {name!r}. {nearest(name, self._values)}")
 
     def _add(self, key: str, value: Any, level: Level) -> None:
         name = ALIASES.get(key, key)
-        spec = _SPECS.get(name)
+        spec = SPECS.get(name)
         if spec is not None and spec[0] != level:
             raise FieldError(
                 "AtomicData", f"field {name!r} has a fixed level", found=level, expected=spec[0]
@@ -618,7 +558,8 @@ class AtomicData:
             dtype=dtype,
             z_table=z_table,
         )
-        data = cls(info=info, **{k: v for k, v in fields.items() if k not in levels})
+        known: dict[str, Any] = {k: v for k, v in fields.items() if k not in levels}
+        data = cls(info=info, **known)
         for name, level in levels.items():
             data._add(name, fields[name], level)
         return data if torch.device(device).type == "cpu" else data.to(device)
@@ -642,25 +583,3 @@ class AtomicData:
 def _bytes(values: Tensor) -> bytes:
     data: bytes = values.contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b""
     return data
-
-
-def _check_finite(positions: Tensor) -> None:
-    if positions.device.type == "meta":
-        return
-    # A sum is finite only if every term is; the exact look is taken only when it is not.
-    if math.isfinite(positions.detach().sum().item()):
-        return
-    bad = ~torch.isfinite(positions.detach()).all(dim=-1)
-    rows = torch.nonzero(bad)
-    if len(rows):
-        raise FieldError(
-            "AtomicData",
-            f"positions of atom {int(rows[0])} are not finite ({len(rows)} such atoms)",
-            found=positions[int(rows[0])].tolist(),
-            mend="correct the structure, or pass validate=False to keep it as it is",
-        )
-
-
-def levels_of(custom: Mapping[str, Level], names: Sequence[str]) -> dict[str, Level]:
-    """Level of each name: the table's, else the recorded one."""
-    return {name: _SPECS[name][0] if name in _SPECS else custom[name] for name in names}

@@ -135,9 +135,9 @@ def fields_of_atoms(
         if spec is None:
             levels[target] = "atom"
     info = {
-        name: tensor
+        name: number
         for name, value in atoms.info.items()
-        if name not in taken and (tensor := _info_tensor(value)) is not None
+        if name not in taken and (number := _info_tensor(value)) is not None
     }
     return fields, levels, info
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from alchemi_xr._typing import Level
+from alchemi_xr.data.coerce import coerce_field
 from alchemi_xr.data.fields import ALIASES, FIELDS, canonical_level
 from alchemi_xr.data.level import DEFAULT_FIELDS, LevelRows, default_rows, fill_rows
 from alchemi_xr.errors import FieldError
 
-__all__ = ["Flat", "as_levels", "collate", "offset_edges"]
+__all__ = ["Flat", "as_levels", "collate", "offset_edges", "raw_samples"]
 
 _TABLE: dict[str, Level] = {spec.name: spec.level for spec in FIELDS.values()}
 
@@ -50,6 +51,40 @@ def as_levels(*maps: Mapping[str, Any] | None) -> dict[str, Level]:
                 level = canonical_level(key)
                 levels.update({ALIASES.get(name, name): level for name in value})
     return levels
+
+
+def raw_samples(
+    data_list: Iterable[Mapping[str, Any]], levels: dict[str, Level], *, where: str
+) -> list[dict[str, Tensor]]:
+    """Plain mappings as tensors with their level axis; text and None are left out.
+
+    Names that neither the table nor ``levels`` knows are system fields, and
+    are added to ``levels``.
+
+    Raises
+    ------
+    FieldError
+        The list is empty, or a sample lacks positions or atomic numbers.
+    """
+    samples: list[dict[str, Tensor]] = []
+    for i, raw in enumerate(data_list):
+        sample: dict[str, Tensor] = {}
+        for key, value in raw.items():
+            if value is None or isinstance(value, (str, bytes, dict)):
+                continue
+            name = ALIASES.get(key, key)
+            tensor = coerce_field(name, value)
+            if name not in FIELDS and levels.setdefault(name, "system") == "system":
+                tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
+                tensor = tensor if len(tensor) == 1 else tensor.unsqueeze(0)
+            sample[name] = tensor
+        for required in ("positions", "atomic_numbers"):
+            if required not in sample:
+                raise FieldError(where, f"sample {i} has no {required!r}")
+        samples.append(sample)
+    if not samples:
+        raise FieldError(where, "Cannot create batch from empty data list")
+    return samples
 
 
 def offset_edges(pairs: Tensor, atoms: LevelRows, edges: LevelRows, *, sign: int = 1) -> Tensor:

@@ -5,7 +5,9 @@ on scheduling. Two kernels do all operations: ``accumulate`` (sum, squares,
 count of what is true) and ``extreme`` (the row of the smallest or largest).
 """
 
-# No postponed annotations: Warp reads those of a kernel as objects.
+# mypy: ignore-errors
+# The arguments of a Warp kernel are annotated with objects, which mypy cannot read; and they may
+# not be postponed, as Warp reads them as they are.
 
 import functools
 from typing import Any

@@ -18,6 +18,9 @@ from alchemi_xr.errors import FieldError
 
 __all__ = ["segment_reduce"]
 
+# Rows a sample beyond which one Warp thread a sample leaves a device idle; torch spreads the rows.
+_LONG = 4096
+
 
 def segment_reduce(
     values: Tensor,
@@ -69,6 +72,8 @@ def segment_reduce(
             found=[int(ptr[0]), int(ptr[-1])],
             expected=[0, len(values)],
         )
+    if backend is None and len(values) > _LONG * max(len(ptr) - 1, 1):
+        backend = "torch"
     warp = pick_backend(backend, values.device) == "warp" and not values.requires_grad
     engine = _Warp(values, ptr) if warp else _Torch(values, ptr)
     if op in ("sum", "mean", "norm"):

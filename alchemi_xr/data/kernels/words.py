@@ -4,7 +4,9 @@ One kernel for each width, compiled when first asked for: a row of any dtype is
 a row of the widest word that divides it, so no dtype needs code of its own.
 """
 
-# No postponed annotations: Warp reads those of a kernel as objects.
+# mypy: ignore-errors
+# The arguments of a Warp kernel are annotated with objects, which mypy cannot read; and they may
+# not be postponed, as Warp reads them as they are.
 
 import functools
 from typing import Any
