@@ -20,7 +20,6 @@ _NAMES = {
     "ZarrWriteConfig": "codecs",
     "open_store": "reader",
     "repair": "verify",
-    "verify": "verify",
 }
 
 __all__ = list(_NAMES)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from zarr.storage import MemoryStore
 
-from alchemi_xr._typing import IntArray, NDArray
+from alchemi_xr._typing import BoolArray, IntArray, NDArray
 from alchemi_xr.errors import StoreError
 from alchemi_xr.store import fs
 from alchemi_xr.store._compat import object_rows_of, replace_contents
@@ -33,14 +33,30 @@ __all__ = ["finish_swap", "rewrite", "swap_in"]
 _BLOCK_BYTES = 32 * 2**20
 
 
-def rewrite(place: Place, config: ZarrWriteConfig) -> None:
-    """Rewrite a store without its deleted samples; the caller holds its lease."""
+def rewrite(
+    place: Place,
+    config: ZarrWriteConfig,
+    *,
+    operation: str = "defragment",
+    keep_deleted: bool = False,
+) -> None:
+    """Rewrite a store without its deleted samples; the caller holds its lease.
+
+    With ``keep_deleted`` they are copied too, and stay deleted.
+    """
+
+    def copy(snapshot: Snapshot, target: Place) -> None:
+        samples, mask = snapshot.active, None
+        if keep_deleted:
+            samples, mask = np.arange(snapshot.num_samples), snapshot.samples_mask
+        copy_samples(snapshot, samples, target, config, operation=operation, samples_mask=mask)
+
     if place.path is not None:
         clear_unfinished(place.path)
         built = fs.sibling(place.path, f"rewrite-{uuid.uuid4().hex[:8]}")
         try:
             with open_store(place) as snapshot:
-                copy_samples(snapshot, snapshot.active, Place(place.where, path=built), config)
+                copy(snapshot, Place(place.where, path=built))
             fs.fsync_dir(place.path.parent)
             swap_in(built, place.path)
         except Exception:
@@ -55,7 +71,7 @@ def rewrite(place: Place, config: ZarrWriteConfig) -> None:
         )
     memory = MemoryStore()
     with open_store(place) as snapshot:
-        copy_samples(snapshot, snapshot.active, Place(place.where, store=memory), config)
+        copy(snapshot, Place(place.where, store=memory))
     assert place.store is not None
     replace_contents(place.store, memory)
 
@@ -67,8 +83,12 @@ def copy_samples(
     config: ZarrWriteConfig,
     *,
     operation: str = "defragment",
+    samples_mask: BoolArray | None = None,
 ) -> BulkWriter:
-    """A new store of the chosen samples, in their order, in bounded memory."""
+    """A new store of the chosen samples, in their order, in bounded memory.
+
+    ``samples_mask`` says which of them stay deleted; by default none is.
+    """
     infos = [_fresh(info, snapshot.generation + 1) for info in snapshot.schema.fields.values()]
     writer = BulkWriter.create(
         place,
@@ -100,7 +120,7 @@ def copy_samples(
     for stream in (*streams.values(), *masks.values()):
         stream.finish()
     writer.schema = writer.schema.evolve(others=snapshot.schema.others)
-    writer.commit()
+    writer.commit(samples_mask)
     return writer
 
 
