@@ -108,7 +108,9 @@ class DemoModelWrapper(nn.Module, BaseModelMixin):
 
     Notes
     -----
-    It computes in the dtype of its weights and gives its outputs in it.
+    It computes in the dtype of its weights and gives its outputs in it. It
+    starts in evaluation mode, where outputs carry no graph; after ``train()``
+    they can be differentiated with respect to the weights, forces too.
     """
 
     def __init__(self, model: DemoModel | None = None) -> None:
@@ -120,6 +122,7 @@ class DemoModelWrapper(nn.Module, BaseModelMixin):
             autograd_inputs={"positions"},
             active_outputs={"energy", "forces"},
         )
+        self.eval()
 
     @property
     def dtype(self) -> torch.dtype:
