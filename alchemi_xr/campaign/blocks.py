@@ -112,10 +112,10 @@ class BlockFolderWriter:
             file.close()
         self._files = {}
         index = {"num_samples": self.num_samples, "fields": self._fields}
-        with (self.path / _INDEX).open("w", encoding="utf-8") as file:
-            json.dump(index, file)
-            file.flush()
-            os.fsync(file.fileno())
+        with (self.path / _INDEX).open("w", encoding="utf-8") as text:
+            json.dump(index, text)
+            text.flush()
+            os.fsync(text.fileno())
 
     def abandon(self) -> None:
         """Close the files and leave the folder unreadable."""
@@ -166,11 +166,12 @@ class BlockFolder:
     def sample_bytes(self) -> IntArray:
         """Bytes of each sample, int64 [N]."""
         size = self.row_bytes
-        return (
+        sizes: IntArray = (
             np.diff(self.atoms_ptr) * size["atom"]
             + np.diff(self.edges_ptr) * size["edge"]
             + size["system"]
         )
+        return sizes
 
     def _map(self, name: str, dtype: np.dtype[Any], tail: tuple[int, ...], rows: int) -> NDArray:
         shape = (rows, *tail)

@@ -7,6 +7,7 @@ here only carries messages between it and the state machine, which decides.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ class DaskExecutor:
         resources: dict[str, float] | None = None,
         closing: list[Callable[[], object]] | None = None,
     ) -> None:
-        from distributed import as_completed
+        as_completed: Any = _distributed().as_completed
 
         self._client = client
         self._folder = folder
@@ -129,7 +130,7 @@ class DaskExecutor:
         self._resources = resources
         self._closing = closing or []
         self._tasks: dict[Any, Submit] = {}
-        self._done = as_completed(raise_errors=False)
+        self._done = as_completed(loop=client.loop, raise_errors=False)
         self.slots = self._count_slots()
 
     def _count_slots(self) -> int:
@@ -230,8 +231,7 @@ def open_executor(workers: Any, folder: CampaignFolder, token: str, *, device: s
         if gpus:
             return _gpu_cluster(min(workers or gpus, gpus), folder, token)
         return _cpu_cluster(workers or len(os.sched_getaffinity(0)), folder, token)
-    from distributed import Client
-
+    Client = _distributed().Client
     if isinstance(workers, Client):
         return _of_client(workers, folder, token, [])
     if isinstance(workers, str) or hasattr(workers, "scheduler_address"):
@@ -246,6 +246,11 @@ def open_executor(workers: Any, folder: CampaignFolder, token: str, *, device: s
         found=type(workers).__name__,
         expected="None, a number, an address, a cluster or a Client",
     )
+
+
+def _distributed() -> Any:
+    """The package, untyped as it is; imported when a cluster is wanted."""
+    return importlib.import_module("distributed")
 
 
 def _gpus() -> int:
@@ -271,10 +276,9 @@ def _campaign_settings() -> Iterator[None]:
 
 
 def _cpu_cluster(workers: int, folder: CampaignFolder, token: str) -> DaskExecutor:
-    from distributed import Client, LocalCluster
-
+    dd = _distributed()
     with _campaign_settings():
-        cluster = LocalCluster(
+        cluster = dd.LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -282,19 +286,17 @@ def _cpu_cluster(workers: int, folder: CampaignFolder, token: str) -> DaskExecut
             silence_logs=50,
             env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
-        client = Client(cluster, set_as_default=False)
-    client.wait_for_workers(1, timeout=120)
-    return DaskExecutor(client, folder, token, closing=[client.close, cluster.close])
+        client = dd.Client(cluster, set_as_default=False)
+    return _started(client, cluster, folder, token)
 
 
 def _gpu_cluster(workers: int, folder: CampaignFolder, token: str) -> DaskExecutor:
-    from distributed import Client, Nanny, Scheduler, SpecCluster
-
+    dd = _distributed()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(workers)]
     spec = {
         f"gpu-{i}": {
-            "cls": Nanny,
+            "cls": dd.Nanny,
             "options": {
                 "nthreads": 1,
                 "resources": {"GPU": 1},
@@ -304,15 +306,27 @@ def _gpu_cluster(workers: int, folder: CampaignFolder, token: str) -> DaskExecut
         for i in range(workers)
     }
     with _campaign_settings():
-        cluster = SpecCluster(
+        cluster = dd.SpecCluster(
             workers=spec,
-            scheduler={"cls": Scheduler, "options": {"port": 0, "dashboard": False}},
+            scheduler={"cls": dd.Scheduler, "options": {"port": 0, "dashboard": False}},
             silence_logs=50,
         )
-        client = Client(cluster, set_as_default=False)
-    client.wait_for_workers(1, timeout=120)
-    closing = [client.close, cluster.close]
-    return DaskExecutor(client, folder, token, resources={"GPU": 1}, closing=closing)
+        client = dd.Client(cluster, set_as_default=False)
+    return _started(client, cluster, folder, token, resources={"GPU": 1})
+
+
+def _started(
+    client: Any, cluster: Any, folder: CampaignFolder, token: str, **options: Any
+) -> DaskExecutor:
+    """An executor on a cluster of its own, which is closed also when it never starts."""
+    try:
+        client.wait_for_workers(1, timeout=120)
+        closing = [client.close, cluster.close]
+        return DaskExecutor(client, folder, token, closing=closing, **options)
+    except BaseException:
+        client.close()
+        cluster.close()
+        raise
 
 
 def _of_client(

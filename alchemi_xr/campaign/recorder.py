@@ -44,7 +44,8 @@ def _hole(name: str, rows: int) -> NDArray:
     """Rows of a field of the table that nothing has."""
     spec = FIELDS[name]
     dtype = np.dtype({"f": np.float64, "b": np.bool_}.get(spec.kind, np.int64))
-    return np.full((rows, *spec.tail), fill_for(dtype), dtype)
+    tail = [n for n in spec.tail if isinstance(n, int)]
+    return np.full((rows, *tail), fill_for(dtype), dtype)
 
 
 class UnitRecorder:

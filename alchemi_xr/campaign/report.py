@@ -98,15 +98,16 @@ class CampaignReport:
         """
         from alchemi_xr.errors import CampaignError
         from alchemi_xr.ragged import open_dataset
-        from alchemi_xr.store import open_store
+        from alchemi_xr.store.reader import open_store
 
         if self.results is None:
             raise CampaignError(str(self.directory), "no system finished, so there is no table")
         if fields is None:
-            with_store = open_store(str(self.results))
-            text = [n for n in with_store.fields if with_store.group(n) == "text"]
-            fields = tuple(text) + tuple(n for n in TABLE_FIELDS if n in with_store.fields)
-        return open_dataset(str(self.results), fields=list(fields))
+            results = open_store(str(self.results))
+            text = [n for n in results.fields if results.group(n) == "text"]
+            fields = tuple(text) + tuple(n for n in TABLE_FIELDS if n in results.fields)
+        table: xr.Dataset = open_dataset(str(self.results), fields=list(fields))
+        return table
 
     def __str__(self) -> str:
         lines = [

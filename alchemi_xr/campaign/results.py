@@ -120,7 +120,7 @@ class UnitWriter:
             result.append(block)
         result.close()
         np.save(self.path / "finished.npy", finished)
-        if self.frames is not None:
+        if self.frames is not None and frame_order is not None and frames_ptr is not None:
             self.frames.close()
             np.save(self.path / "frame_order.npy", frame_order)
             np.save(self.path / "frames_ptr.npy", frames_ptr)
@@ -159,7 +159,8 @@ class UnitFolder:
     @property
     def finished(self) -> IntArray:
         """Sample numbers of the rows of the result, ascending."""
-        return np.load(self.path / "finished.npy")
+        ids: IntArray = np.load(self.path / "finished.npy")
+        return ids
 
     @property
     def result(self) -> BlockFolder:

@@ -509,6 +509,7 @@ def _final(block: Block) -> Block:
     """Final states as they are kept: scalars flat, ``fmax`` of the forces as they are."""
     for name in ("steps", "energy_initial"):
         block = block.with_field(name, block[name].reshape(-1), "system")
+    block.units["energy_initial"] = "eV"
     if "forces" in block:
         norms = np.linalg.norm(block["forces"].astype(np.float64), axis=1)
         # A system without atoms has no force on any of them.
