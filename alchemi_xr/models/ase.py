@@ -178,6 +178,15 @@ class ASECalculatorModel(nn.Module, BaseModelMixin):
         # Calculators hold foreign handles; a copy makes its own.
         return {**self.__dict__, "_sites": {}, "_shared": None, "failures": {}}
 
+    def reset_systems(self) -> None:
+        """Forget the systems in flight; the next call makes their calculators anew.
+
+        For those who give the same numbers to other systems: a campaign between
+        its units and tries.
+        """
+        self._sites = {}
+        self.failures = {}
+
     def forward(self, data: Any, **kwargs: Any) -> OrderedDict[str, Tensor]:
         """The chosen properties of every system.
 
