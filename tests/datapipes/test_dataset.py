@@ -280,9 +280,9 @@ def test_floats_take_the_dtype_of_positions_unless_trusted(store: Path) -> None:
 
 def test_only_some_fields(store: Path) -> None:
     with open_dataset(store, fields=["positions", "atomic_numbers", "energies"]) as dataset:
-        assert set(dict(dataset.get_batch([0, 1]))) == {"positions", "atomic_numbers", "energy"}
+        assert set(dataset.get_batch([0, 1]).to_dict()) == {"positions", "atomic_numbers", "energy"}
     with (
-        open_dataset(store, fields=["force"]) as dataset,
+        open_dataset(store, fields=["force_s"]) as dataset,
         pytest.raises(UnknownFieldError, match="'forces'"),
     ):
         dataset.get_batch([0])

@@ -47,7 +47,7 @@ def test_holes_survive(holed_store: Path) -> None:
 def test_the_loader_and_prefetch_work_alike(store: Path, no_threads: Any) -> None:
     dataset = InMemoryDataset(reader=AtomicDataZarrReader(store))
     seen = [ids(b) for b in DataLoader(dataset, batch_size=4, shuffle=True)]
-    assert sorted(list(chain.from_iterable(seen))) == list(range(23))
+    assert sorted(chain.from_iterable(seen)) == list(range(23))
     with Dataset(AtomicDataZarrReader(store), device="cpu") as stored:
         assert seen == [ids(b) for b in DataLoader(stored, batch_size=4, shuffle=True)]
     dataset.prefetch_fused_batches([[1, 2], [3]])

@@ -108,7 +108,7 @@ def test_batches_prefetch_and_loader(parts: list[Dataset], no_threads: Any) -> N
         assert [int(d.energy) for d, _ in multi.read_many([7, 5, 0])] == [201, 100, 0]
         for shuffle in (False, True):
             seen = [ids(b) for b in DataLoader(multi, batch_size=4, shuffle=shuffle)]
-            assert sorted(list(chain.from_iterable(seen))) == ENERGIES
+            assert sorted(chain.from_iterable(seen)) == ENERGIES
 
 
 def test_strict_demands_equal_fields(tmp_path: Path, make_samples: Any) -> None:

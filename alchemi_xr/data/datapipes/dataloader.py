@@ -8,7 +8,7 @@ ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -233,7 +233,7 @@ class DataLoader:
         self._sampler_state = None if save is None else save()
         return self._iterate(epoch, step)
 
-    def _iterate(self, epoch: int, step: int) -> Iterator[Batch]:
+    def _iterate(self, epoch: int, step: int) -> Generator[Batch, None, None]:
         states: deque[Any] = deque()
         plan = self._index_batches(epoch, step)
         if self._sampler_state is not None:
@@ -269,11 +269,11 @@ class DataLoader:
             lists = cut_lists(source, self.batch_size, drop_last=self.drop_last)
             yield from islice(lists, skip, None)
 
-    def _read_now(self, plan: Iterator[Sequence[int]]) -> Iterator[Batch]:
+    def _read_now(self, plan: Iterator[Sequence[int]]) -> Generator[Batch, None, None]:
         for indices in plan:
             yield from self.dataset.load_batches([indices])
 
-    def _read_ahead(self, plan: Iterator[Sequence[int]]) -> Iterator[Batch]:
+    def _read_ahead(self, plan: Iterator[Sequence[int]]) -> Generator[Batch, None, None]:
         """Batches in order, two reads in flight while one is given away."""
         workers = int(getattr(self.dataset, "num_workers", 1))
         if workers == 0:

@@ -16,7 +16,7 @@ import numpy as np
 from alchemi_xr._typing import IntArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import coalesce
-from alchemi_xr.store import Snapshot
+from alchemi_xr.store.reader import Snapshot
 
 __all__ = ["GatherPlan", "gather", "plan_gather"]
 

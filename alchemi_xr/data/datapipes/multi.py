@@ -206,7 +206,9 @@ class MultiDataset(PrefetchingDataset):
             for n, local, places in self._routes(np.asarray(positions, dtype=np.int64)):
                 wanted.setdefault(n, []).append((k, local, places))
         for n, requests in wanted.items():
-            staged = self._datasets[n].stage_batches([local for _, local, _ in requests], stream)
+            staged = self._datasets[n].stage_batches(
+                [local.tolist() for _, local, _ in requests], stream
+            )
             for (k, _, places), part in zip(requests, staged, strict=True):
                 parts[k].append((part, places))
         ready: list[Staged[Batch]] = []

@@ -320,7 +320,12 @@ class PrefetchingDataset(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and what they read stay behind when a dataset goes to another process.
-        kept = {"_executor": None, "_samples": {}, "_batches": {}, "_fused": deque()}
+        kept: dict[str, Any] = {
+            "_executor": None,
+            "_samples": {},
+            "_batches": {},
+            "_fused": deque(),
+        }
         return {**self.__dict__, **kept}
 
     def _positions(self, indices: Any) -> list[int]:

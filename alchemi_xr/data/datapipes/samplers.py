@@ -38,7 +38,8 @@ class _Ranked:
         drop_last: bool,
     ) -> None:
         self.dataset = dataset
-        self.lengths: IntArray = np.diff(np.asarray(dataset.offsets, dtype=np.int64))
+        offsets = np.asarray(dataset.offsets, dtype=np.int64)
+        self.lengths: IntArray = offsets[1:] - offsets[:-1]
         self.generator = generator
         if distributed_manager is not None:
             num_replicas = distributed_manager.world_size if num_replicas is None else num_replicas

@@ -24,12 +24,14 @@ from alchemi_xr.data.fields import canonical_level, resolve
 from alchemi_xr.data.level import from_numpy, to_numpy
 from alchemi_xr.errors import (
     ArgumentTypeError,
+    CorruptStoreError,
     FieldError,
     StoreClosedError,
     UnknownFieldError,
     nearest,
 )
-from alchemi_xr.store import Snapshot, StoreWriter, open_store
+from alchemi_xr.store.reader import Snapshot, open_store
+from alchemi_xr.store.writer import StoreWriter
 
 __all__ = ["AtomicDataZarrReader", "AtomicDataZarrWriter"]
 
@@ -213,15 +215,20 @@ class AtomicDataZarrReader(Reader):
         return self.snapshot.array(self._known([name])[0])
 
     def check_integrity(self) -> None:
-        """Check the whole store.
+        """Check the structure of the whole store.
 
         Raises
         ------
         CorruptStoreError
+            Naming what is wrong.
         """
-        from alchemi_xr.store import verify
+        from alchemi_xr.store.verify import verify
 
-        verify(self.store if not isinstance(self.store, Snapshot) else self.store.where).check()
+        report = verify(self.store.place if isinstance(self.store, Snapshot) else self.store)
+        if not report.ok:
+            raise CorruptStoreError(
+                self.where, str(report), mend="`alchemi-xr repair`, or restore it from a copy"
+            )
 
     def get_metadata(self, index: int) -> tuple[int, int]:
         """Numbers of atoms and edges of a sample, from the pointers alone."""
