@@ -49,7 +49,7 @@ def get_options() -> Mapping[str, Any]:
     return dict(_options)
 
 
-class set_options:  # noqa: N801 - used like a function, as in xarray and dask
+class set_options:
     """Set options for good, or for a ``with`` block.
 
     Parameters
