@@ -444,7 +444,10 @@ def _search(
     # Systems without atoms have an infinite corner and take part in nothing.
     extent = (far - corner).amax(dim=1).clamp(min=0.0) + cutoff
     extent = torch.nan_to_num(extent, nan=cutoff, posinf=cutoff)
-    cell = complete_cells(geometry.cell, geometry.pbc, extent)
+    if bool(geometry.pbc.any()):
+        cell = complete_cells(geometry.cell, geometry.pbc, extent)
+    else:  # molecules only: any box that holds them
+        cell = torch.eye(3, dtype=positions.dtype, device=device) * extent[:, None, None]
     largest = int(torch.diff(geometry.atoms_ptr).max())
     capacity = max_neighbors or min(64, max(largest, 16))
     ptr, system = geometry.atoms_ptr.to(torch.int32), geometry.system.to(torch.int32)

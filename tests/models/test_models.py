@@ -225,7 +225,9 @@ class TestLennardJones:
             atoms.positions += images @ atoms.cell.array + rng.uniform(-9, 9, 3)
             atoms.set_cell(atoms.cell.array @ turn)
             atoms.positions = atoms.positions @ turn
-        torch.testing.assert_close(lj()(batch_of(systems))["energy"], energy, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(
+            lj()(batch_of(systems))["energy"], energy, rtol=1e-11, atol=1e-13
+        )
 
     def test_stress_is_off_until_asked_and_nan_without_periodic_axes(self) -> None:
         model, batch = lj(), batch_of(mixed())

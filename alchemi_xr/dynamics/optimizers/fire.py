@@ -9,7 +9,7 @@ depend on what else is in its batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -94,7 +94,8 @@ class FIRE(BaseDynamics):
     Notes
     -----
     Numbers may be tensors with one value per system: of the batch that is run,
-    or, with a sampler, per sample of its data set.
+    or, where systems come from a sampler (``dataset_index``), per sample of its
+    data set.
 
     ``dt=1.018`` is ASE's default of 0.1 Å·√(amu/eV).
 
@@ -183,10 +184,12 @@ class FIRE(BaseDynamics):
         else:
             climbed = torch.zeros_like(started)
 
-        power = _dot(forces, velocities, batch)
+        # One reduction for the three products that the rules look at.
+        pairs = ((forces, velocities), (velocities, velocities), (forces, forces))
+        power, speed2, force2 = _dots(pairs, batch)
         goes = started & (power > 0.0) & ~climbed
         stops = started & ~goes
-        mixing = alpha * (_dot(velocities, velocities, batch) / _dot(forces, forces, batch)).sqrt()
+        mixing = alpha * (speed2 / force2).sqrt()
         mixed = (1.0 - alpha[atoms]).to(forces) * velocities + mixing[atoms].to(forces) * forces
         # where, not a product: |F| may be zero, and then the mixture is NaN.
         velocities = torch.where(goes[atoms], mixed, 0.0)
@@ -211,7 +214,8 @@ class FIRE(BaseDynamics):
         step = (dt / FS_PER_INTERNAL_TIME)[atoms].to(forces)
         velocities = velocities + step * forces
         move = step * velocities
-        length = _dot(move, move, batch).sqrt()
+        (length2,) = _dots([(move, move)], batch)
+        length = length2.sqrt()
         maxstep = self._number("maxstep", batch)
         scale = torch.where(length > maxstep, maxstep / length, 1.0)
         positions = positions + move * scale[atoms].to(forces)
@@ -278,9 +282,9 @@ class FIRE(BaseDynamics):
 
         def deal(batch: Batch) -> Tensor:
             given = values.to(batch.device)
-            if self.inflight_mode and "dataset_index" in batch:
+            if "dataset_index" in batch:
                 index = batch["dataset_index"].reshape(-1)
-                if len(index) and int(index.max()) < len(given):
+                if len(index) and int(index.min()) >= 0 and int(index.max()) < len(given):
                     return given[index]
             if len(given) != batch.num_graphs:
                 raise ConfigError(
@@ -304,10 +308,10 @@ class FIRE(BaseDynamics):
         return (int.from_bytes(digest.digest(), "big") + 1) << 8
 
 
-def _dot(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
-    """Scalar product over the atoms of each system, [B, 1], summed in float64."""
-    products = (a * b).sum(dim=1, keepdim=True).double()
-    return segment_reduce(products, batch.atoms_ptr, "sum")
+def _dots(pairs: Iterable[tuple[Tensor, Tensor]], batch: Batch) -> tuple[Tensor, ...]:
+    """Scalar products over the atoms of each system, [B, 1] each, summed in float64."""
+    products = torch.stack([(a * b).sum(dim=1) for a, b in pairs], dim=1).double()
+    return segment_reduce(products, batch.atoms_ptr, "sum").split(1, dim=1)
 
 
 def _zeros(dtype: torch.dtype) -> Any:
