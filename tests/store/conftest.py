@@ -82,7 +82,9 @@ def make_block(
     for name, dtype in fields.items():
         if name in FIELDS:
             level = FIELDS[name].level
-            tail = tuple((tails or {}).get(name, 4) if isinstance(n, str) else n for n in FIELDS[name].tail)
+            tail = tuple(
+                (tails or {}).get(name, 4) if isinstance(n, str) else n for n in FIELDS[name].tail
+            )
         else:
             level, tail, dtype = CUSTOM[name]
         if name == "neighbor_list":
