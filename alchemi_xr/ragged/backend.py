@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -112,7 +112,8 @@ class AlchemiBackend(BackendEntrypoint):
     With ``chunks={}`` Dask blocks end at sample boundaries; ``sample_chunks``
     says where, in any form that ``alchemi_xr.open_dataset(chunks=)`` takes.
     Other ``chunks`` are xarray's own and cut each dimension for itself; the
-    verbs of ``ds.ragged`` then cut anew at the store.
+    verbs of ``ds.ragged`` then cut anew at the store. (``chunks="auto"`` is
+    refused by Dask itself where a store has text.)
     """
 
     description: ClassVar[str] = "Ragged stores of atoms, edges and samples (alchemi_xr)"
@@ -264,9 +265,8 @@ def _set_preferred(ds: xr.Dataset, struct: Structure, sizes: tuple[int, ...]) ->
     rows = {level: level_chunks(struct.ptr(level), sizes) for level in DIMS}
     for var in ds.variables.values():
         level = level_of(var.dims)
-        if level is not None and hasattr(var._data, "array"):
-            chunks: Mapping[str, Any] = {DIMS[level]: rows[level]}
-            var.encoding["preferred_chunks"] = dict(chunks)
+        if level is not None:
+            var.encoding["preferred_chunks"] = {DIMS[level]: rows[level]}
 
 
 def _prefer(ds: xr.Dataset, sample_chunks: Any) -> None:

@@ -103,7 +103,8 @@ def level_of(dims: Iterable[Hashable], *, name: Hashable = "") -> Level | None:
             f"variable {name!r} is an outer product of {' and '.join(map(str, found))}",
             found=dims,
             expected="one of 'sample', 'atom', 'edge'",
-            mend="bring the sample's value to its rows first: ds.ragged.broadcast(name, 'atom')",
+            mend="bring the sample's value to its rows first, ds.ragged.broadcast(name, 'atom'); "
+            "to choose samples by a condition use ds.ragged.where(...) instead of ds.where(...)",
         )
     return _LEVELS[found[0]] if found else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -64,22 +65,31 @@ def block() -> Block:
     return build_block(COUNTS)
 
 
-@pytest.fixture
-def path(tmp_path, block) -> str:
+@pytest.fixture(scope="session")
+def path(tmp_path_factory) -> str:
+    """The block as a store, written once: only read it."""
     from alchemi_xr.store.writer import StoreWriter
 
-    path = str(tmp_path / "samples.zarr")
-    StoreWriter(path).write(block)
+    path = str(tmp_path_factory.mktemp("ragged") / "samples.zarr")
+    StoreWriter(path).write(build_block(COUNTS))
     return path
 
 
-@pytest.fixture
-def holey_path(path) -> str:
-    """The same store with samples 2, 3 and 8 deleted."""
+@pytest.fixture(scope="session")
+def holey_path(path, tmp_path_factory) -> str:
+    """The same store with samples 2, 3 and 8 deleted: only read it."""
     from alchemi_xr.store.writer import StoreWriter
 
-    StoreWriter(path).delete([2, 3, 8])
-    return path
+    copy = str(tmp_path_factory.mktemp("ragged") / "holey.zarr")
+    shutil.copytree(path, copy)
+    StoreWriter(copy).delete([2, 3, 8])
+    return copy
+
+
+@pytest.fixture
+def own_path(path, tmp_path) -> str:
+    """A copy of the store that a test may change."""
+    return shutil.copytree(path, str(tmp_path / "own.zarr"))
 
 
 def compare(ds, block: Block) -> None:

@@ -42,18 +42,18 @@ def test_deleted_samples_are_left_out(holey_path, block, assert_equal):
     np.testing.assert_array_equal(np.flatnonzero(everything.samples_mask), live)
 
 
-def test_all_deleted(path, block, assert_equal):
-    StoreWriter(path).delete(range(10))
-    ds = open_dataset(path, chunks={})
+def test_all_deleted(own_path, block, assert_equal):
+    StoreWriter(own_path).delete(range(10))
+    ds = open_dataset(own_path, chunks={})
     assert ds.sizes["sample"] == ds.sizes["atom"] == 0
     assert_equal(ds, block.take(np.empty(0, dtype=np.int64)))
 
 
-def test_appended_samples_with_other_fields(path, block, make_block, assert_equal):
+def test_appended_samples_with_other_fields(own_path, block, make_block, assert_equal):
     more = make_block([2, 0, 6], seed=9, holes=False)
     del more.arrays["shifts"], more.levels["shifts"]
-    StoreWriter(path).append(more)
-    ds = open_dataset(path)
+    StoreWriter(own_path).append(more)
+    ds = open_dataset(own_path)
     assert_equal(ds, Block.concat([block, more]))
     assert not ds.shifts_present.values[10:].any()
 
@@ -79,8 +79,8 @@ def test_indexing_equals_numpy(holey_path, block):
             rng.integers(-n, n, 9),
             np.arange(n) % 3 == 0,
         ):
-            got = ds[name].isel({dim: key}).values
-            np.testing.assert_array_equal(got, values[np.array(key, int) if key == [] else key])
+            key = np.array(key, dtype=np.int64) if isinstance(key, list) else key
+            np.testing.assert_array_equal(ds[name].isel({dim: key}).values, values[key])
         np.testing.assert_array_equal(ds[name][1:4, 1].values, values[1:4, 1])
         np.testing.assert_array_equal(ds[name][[3, 1], ::-1].values, values[[3, 1]][:, ::-1])
         at = xr.DataArray([1, 2, 0], dims="p")
@@ -134,7 +134,9 @@ def test_chunks_of_xarray_end_at_samples_without_a_warning(path, block, assert_e
 
 @pytest.mark.parametrize("chunks", ["auto", {"sample": 10}, {}], ids=str)
 def test_other_chunks_of_xarray_are_cut_anew_by_the_verbs(path, block, assert_equal, chunks):
-    ds = xr.open_dataset(path, engine="alchemi_xr", chunks=chunks)
+    # Dask itself refuses "auto" for text.
+    ds = xr.open_dataset(path, engine="alchemi_xr", chunks=chunks, drop_variables="name")
+    del block.arrays["name"], block.levels["name"]
     out = ds.ragged.reduce("forces", "sum")
     np.testing.assert_allclose(out.values.sum(0), block["forces"].sum(0), rtol=1e-4, atol=1e-5)
     assert_equal(ds.ragged.isel([7, 0]), block.take(np.array([7, 0])))
@@ -201,11 +203,8 @@ def test_plain_xarray_reads_the_same_numbers(path):
         assert theirs.dims[0] == mine.dims[0]
         if mine.ndim == theirs.ndim:
             assert mine.dims == theirs.dims
-    assert set(plain.data_vars) == {
-        n
-        for n in ours.data_vars
-        if n not in ("name", "feature", "dipole_present", "dataset_index")
-    } | ({"dataset_index"} & set(plain.data_vars))
+    snapshot = open_store(path)
+    assert set(plain.data_vars) == {n for n in snapshot.fields if snapshot.group(n) == "core"}
 
 
 @pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf", "scipy"])
@@ -244,10 +243,10 @@ def test_pickle_does_not_grow_with_what_was_read(tmp_path, make_block):
     StoreWriter(path).write(make_block([50] * 100))
     ds = open_dataset(path)
     before = len(pickle.dumps(ds))
-    ds.positions.values  # noqa: B018
+    ds.positions.values
     assert len(pickle.dumps(ds)) == before
     cached = open_dataset(path, cache=True)
-    cached.positions.values  # noqa: B018
+    cached.positions.values
     assert len(pickle.dumps(cached)) > before
 
 

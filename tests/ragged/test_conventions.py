@@ -17,7 +17,6 @@ TORN = {
     "sorted": lambda ds: ds.sortby("energy"),
     "fewer atoms": lambda ds: ds.isel(atom=slice(0, 5)),
     "fewer edges": lambda ds: ds.isel(edge=slice(1, None)),
-    "dropped by where": lambda ds: ds.where(ds.energy > 0, drop=True),
     "order, no pointers": lambda ds: ds[["energy", "forces"]].isel(sample=[1, 0, *range(2, 10)]),
 }
 
@@ -58,6 +57,8 @@ def test_what_is_no_ragged_dataset_is_told(path):
         ds.drop_vars(["edges_ptr", "num_edges"]).ragged.validate()
     with pytest.raises(FieldError, match=r"(?s)outer product.*broadcast"):
         ds.assign(x=ds.atomic_numbers * ds.energy).ragged.validate()
+    with pytest.raises(FieldError, match=r"instead of ds.where\("):
+        ds.drop_vars("name").where(ds.energy > 0, drop=True).ragged.validate()
 
 
 def test_a_dataset_made_by_hand_is_ragged_by_its_counts():

@@ -22,6 +22,8 @@ LOOP = {
     "norm": lambda x: np.sqrt((x.astype(np.float64) ** 2).sum()),
     "any": lambda x: x.any(axis=0),
     "all": lambda x: x.all(axis=0),
+    "argmin": lambda x: x.argmin(axis=0) if len(x) else np.full(x.shape[1:], -1),
+    "argmax": lambda x: x.argmax(axis=0) if len(x) else np.full(x.shape[1:], -1),
 }
 
 

@@ -1,0 +1,107 @@
+"""Ragged xarray beside plain xarray on the same store and a loop over samples.
+
+Data: 20,000 samples of 2 to 100 atoms (about 1 M atoms), positions and forces
+float32, written with the default profile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from alchemi_xr.store.writer import StoreWriter
+
+from alchemi_xr.data.block import Block
+from alchemi_xr.data.csr import counts_to_ptr
+from alchemi_xr.ragged import open_dataset
+from benchmarks.report import Row, compare
+
+SAMPLES = 20_000
+
+
+def _write(path: str) -> Block:
+    rng = np.random.default_rng(0)
+    ptr = counts_to_ptr(rng.integers(2, 101, SAMPLES))
+    atoms = int(ptr[-1])
+    block = Block(
+        ptr,
+        np.zeros_like(ptr),
+        {
+            "atomic_numbers": rng.integers(1, 90, atoms),
+            "positions": rng.normal(size=(atoms, 3)).astype(np.float32),
+            "forces": rng.normal(size=(atoms, 3)).astype(np.float32),
+            "energy": rng.normal(size=(SAMPLES, 1)),
+        },
+        {
+            "atomic_numbers": "atom",
+            "positions": "atom",
+            "forces": "atom",
+            "energy": "system",
+        },
+    )
+    StoreWriter(path).write(block)
+    return block
+
+
+def rows() -> Iterator[Row]:
+    """The rows of ``make bench`` for this room."""
+    folder = Path(tempfile.mkdtemp(prefix="alchemi_xr_bench_"))
+    try:
+        yield from _rows(str(folder / "samples.zarr"))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _rows(path: str) -> Iterator[Row]:
+    block = _write(path)
+    ptr = block.atoms_ptr
+    yield compare(
+        "open a store",
+        lambda: open_dataset(path),
+        "xarray.open_zarr(group='core'), without pointers",
+        lambda: xr.open_zarr(path, group="core", consolidated=False, chunks=None),
+        # Ours reads two pointers and a mask besides.
+        target=0.5,
+    )
+
+    def fmax(ds: xr.Dataset) -> xr.DataArray:
+        return ds.ragged.reduce((ds.forces**2).sum("xyz") ** 0.5, "max").compute()
+
+    def fmax_loop() -> list[float]:
+        forces = xr.open_zarr(path, group="core", consolidated=False).forces.values
+        return [
+            float(np.sqrt((forces[a:b] ** 2).sum(axis=1)).max()) for a, b in itertools.pairwise(ptr)
+        ]
+
+    yield compare(
+        "largest force of 20,000 samples, opening included",
+        lambda: fmax(open_dataset(path, chunks={})),
+        "loop over samples, field in memory",
+        fmax_loop,
+        target=3,
+    )
+    lowest = np.sort(np.argsort(block["energy"][:, 0], kind="stable")[:200])
+
+    def select() -> xr.Dataset:
+        ds = open_dataset(path, fields=["positions", "energy"])
+        limit = float(ds.energy.quantile(200 / SAMPLES, method="lower"))
+        return ds.ragged.where(ds.energy < limit).load()
+
+    def select_plain() -> xr.Dataset:
+        ds = xr.open_zarr(path, group="core", consolidated=False, chunks=None)
+        ds = ds[["positions", "energy"]]
+        at = np.concatenate([np.arange(ptr[i], ptr[i + 1]) for i in lowest])
+        return ds.isel(sample=lowest, atom=at).load()
+
+    yield compare(
+        "positions of the 200 of least energy, rows scattered",
+        select,
+        "plain xarray, isel by rows known beforehand",
+        select_plain,
+        target=1,
+    )
