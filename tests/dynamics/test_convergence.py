@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -185,7 +187,7 @@ def test_energy_change_is_followed(kit):
     hook.needs = {"energy_change"}
     DemoDynamics(kit.SpringModel(), n_steps=4, dt=2.0, hooks=[hook]).run(kit.systems([3]))
     assert seen[0] == float("inf")
-    expected = [abs(b - a) for a, b in zip(energies, energies[1:], strict=False)]
+    expected = [abs(b - a) for a, b in itertools.pairwise(energies)]
     assert seen[1:] == pytest.approx(expected, abs=1e-15)
     assert min(expected) > 0
 

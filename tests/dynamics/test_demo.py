@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -79,7 +80,7 @@ def test_energy_error_goes_with_the_square_of_dt():
             stage.run(batch, n_steps=int(24 / dt))
             drift = torch.maximum(drift, (total_energy(batch) - first).abs())
         errors.append(drift)
-    for coarse, fine in zip(errors, errors[1:], strict=False):
+    for coarse, fine in itertools.pairwise(errors):
         ratio = coarse / fine
         assert ((ratio > 2.5) & (ratio < 6.5)).all(), ratio
     assert (errors[-1] < 1e-6).all()

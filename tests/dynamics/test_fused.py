@@ -197,10 +197,20 @@ def test_adding_to_a_fused_stage_keeps_everything(kit):
     assert [stage for _, stage in more.sub_stages] == [a, b, c]
     assert more is not fused
     assert len(fused.sub_stages) == 2
-    for name in (
-        "sampler refill_frequency sinks init_fn n_steps hooks exit_status reprime_codes "
-        "compile_kwargs comm_mode max_batch_size entry_status"
-    ).split():
+    for name in [
+        "sampler",
+        "refill_frequency",
+        "sinks",
+        "init_fn",
+        "n_steps",
+        "hooks",
+        "exit_status",
+        "reprime_codes",
+        "compile_kwargs",
+        "comm_mode",
+        "max_batch_size",
+        "entry_status",
+    ]:
         assert getattr(more, name) == getattr(fused, name), name
     assert (a + b + c).exit_status == 3
 

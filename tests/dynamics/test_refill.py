@@ -86,7 +86,7 @@ def test_c39_ids_through_refill(kit, shared):
     by_steps, by_force = (fmax > 0.018), (fmax <= 0.018)
     assert (steps[by_steps] == 5).all()
     assert 10 <= int(by_steps.sum()) <= 30
-    assert 10 <= int((by_force & (steps < 5)).sum())
+    assert int((by_force & (steps < 5)).sum()) >= 10
 
 
 def check_against_alone(result, samples, make, tolerance=1e-8):
@@ -252,7 +252,7 @@ def test_a_bad_sample_is_named(kit):
 
     sampler = SizeAwareSampler(Broken(good), max_batch_size=1)
     stage = DemoDynamics(kit.SpringModel(), n_steps=1, sampler=sampler, sinks=[HostMemory(9)])
-    with pytest.raises(RuntimeError, match="sample 2 of the dataset.*chunk is gone"):
+    with pytest.raises(RuntimeError, match=r"sample 2 of the dataset.*chunk is gone"):
         stage.run()
     assert len(stage.sinks[0]) == 2
 

@@ -43,7 +43,7 @@ def test_contract(kit, make_sink):
     assert (len(sink), sink.capacity, sink.global_rank, sink.local_rank) == (0, 4, 0, 0)
     assert not sink.is_full
     assert not sink.is_full()
-    with pytest.raises(RuntimeError, match="Cannot read from empty (buffer|store)."):
+    with pytest.raises(RuntimeError, match=r"Cannot read from empty (buffer|store)\."):
         sink.read()
     with pytest.raises(RuntimeError, match="Cannot read from empty"):
         sink.drain()
@@ -52,7 +52,9 @@ def test_contract(kit, make_sink):
     first["positions"] += 100  # a sink keeps a copy
     with pytest.raises(ValueError, match="mask length 1 != num_graphs 3"):
         sink.write(second, torch.tensor([True]))
-    with pytest.raises(RuntimeError, match="is full. Cannot add 3 samples to .* with 2/4 samples."):
+    with pytest.raises(
+        RuntimeError, match=r"is full\. Cannot add 3 samples to .* with 2/4 samples\."
+    ):
         sink.write(second)
     assert len(sink) == 2
     sink.write(second, torch.tensor([False, False, False]))
