@@ -371,7 +371,7 @@ class FlatFields:
         check_tail("neighbor_list", tuple(neighbor_list.shape), where="Batch.set_edges")
         if edges_ptr is None:
             system = torch.bucketize(
-                neighbor_list[:, 0].to(torch.int64), self._atoms.ptr[1:], right=True
+                neighbor_list[:, 0].to(torch.int64).contiguous(), self._atoms.ptr[1:], right=True
             )
             if len(system) and bool((system.diff() < 0).any()):
                 raise FieldError(

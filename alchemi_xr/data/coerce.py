@@ -36,13 +36,17 @@ def as_tensor(name: str, value: Any, *, kind: str, dtype: torch.dtype | None) ->
     try:
         if isinstance(value, np.ndarray):
             return from_numpy(value)
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], enum.Enum):
-            value = [int(item.value) for item in value]
+        if name == "atom_categories" and isinstance(value, (list, tuple)):
+            value = [int(item.value if isinstance(item, enum.Enum) else item) for item in value]
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
             return torch.stack(list(value))
         if isinstance(value, np.generic):
             return torch.tensor(value)
-        return torch.tensor(value, dtype=dtype if kind == "f" and name != "energy" else None)
+        if isinstance(value, float) or kind == "f":
+            # Python numbers are double; only the energy keeps that, the others follow positions.
+            array = torch.tensor(value, dtype=torch.float64)
+            return array if name == "energy" or dtype is None else array.to(dtype)
+        return torch.tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FieldError(
             "AtomicData", f"field {name!r} is no array ({error})", found=type(value).__name__

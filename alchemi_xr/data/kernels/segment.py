@@ -102,7 +102,9 @@ def _additive(engine: _Torch, values: Tensor, ptr: Tensor, op: str) -> Tensor:
         )
     total = engine.sum("sum")
     if op == "mean":
-        return (total / _column(ptr.diff(), total)).to(values.dtype if floating else torch.float64)
+        # Of whole numbers torch would make float32.
+        mean = total.to(torch.float64) / _column(ptr.diff(), total)
+        return mean.to(values.dtype) if floating else mean
     return total.to(values.dtype) if floating else total
 
 
@@ -110,9 +112,10 @@ def _extreme(engine: _Torch, values: Tensor, ptr: Tensor, op: str, initial: Any)
     local = engine.arg(largest=op == "max")
     empty = _column(ptr.diff() == 0, local).expand(local.shape)
     start = None if initial is None else torch.full_like(local, 0).to(values.dtype) + initial
-    if start is None and not values.is_floating_point() and bool(empty.any()):
-        sample = int(torch.nonzero(ptr.diff() == 0)[0])
-        raise empty_extreme(op, sample, values.dtype)
+    if start is None and not values.is_floating_point():
+        without = torch.nonzero(ptr.diff() == 0)
+        if len(without):
+            raise empty_extreme(op, int(without[0]), values.dtype)
     if len(values):
         # The value stands at the row found; clamped, as rows of empty samples are not read.
         rows = (_column(ptr[:-1], local) + local).clamp(0, len(values) - 1)
