@@ -1,0 +1,320 @@
+"""ASE databases: JSON files and SQLite, rows in the order of their ids.
+
+A JSON database is read row by row from its text, never as a whole; SQLite by
+ranges of ids. Key-value pairs and data become custom fields; the row's id and
+file are kept as ``source_id`` and ``source_file``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from alchemi_xr.errors import SourceError
+from alchemi_xr.etl.ase_records import fault_of, put_any, put_fixed, put_results, put_structure
+from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.records import Record, as_text, records_to_block
+from alchemi_xr.etl.schema import FieldObserver, Schema
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.plan.rejects import Reject
+from alchemi_xr.plan.tasks import PartResult
+
+__all__ = ["AseDbSource"]
+
+_JSON_START = re.compile(rb'\s*\{\s*("\d+"\s*:\s*\{|"(ids|nextid|metadata)")')
+_ROWS = 500
+# Columns of a row that are no result of a calculator.
+_RESULTS = (
+    "energy",
+    "free_energy",
+    "forces",
+    "stress",
+    "dipole",
+    "magmoms",
+    "magmom",
+    "charges",
+    "energies",
+    "stresses",
+)
+
+
+class AseDbSource:
+    """Rows of ASE JSON and SQLite databases.
+
+    Parameters
+    ----------
+    paths : sequence of str
+    names : NameMap, optional
+    rows : int
+        Rows that one task reads.
+    """
+
+    name: ClassVar[str] = "ase-db"
+
+    def __init__(
+        self, paths: Sequence[str], *, names: NameMap | None = None, rows: int = _ROWS
+    ) -> None:
+        self.paths = [os.fspath(p) for p in paths]
+        self.files = [os.path.abspath(p) for p in self.paths]
+        self.names = names or NameMap()
+        self.rows = rows
+        self.schema: Schema | None = None
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        """By the first bytes: SQLite, or a JSON object keyed by row ids."""
+        if not path.lower().endswith((".db", ".json")):
+            return False
+        try:
+            with open(path, "rb") as file:
+                head = file.read(256)
+        except OSError:
+            return False
+        if head.startswith(b"SQLite format 3\x00"):
+            return True
+        return path.lower().endswith(".json") and _JSON_START.match(head) is not None
+
+    def scan(self, map_files: Mapper = plain_map) -> Scan:
+        """Read every row once, for its counts and fields."""
+        results = map_files(_scan_file, [(self, i) for i in range(len(self.paths))])
+        observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
+        for result in results:
+            observer.merge(result["observer"])
+            keys.update(result["keys"])
+            unstored.update(result["unstored"])
+        self.schema = observer.schema(self.paths[0])
+        notes = [f"{n!r} is not stored ({c} rows)" for n, c in sorted(unstored.items())]
+        notes += [f"{n!r} is not stored: {why}" for n, why in self.schema.dropped.items()]
+        notes += [note for result in results for note in result["notes"]]
+        atoms = np.concatenate([np.array(r["atoms"], dtype=np.int64) for r in results])
+        return Scan(
+            pack(
+                (s for r in results for s in r["segments"]),
+                target_bytes=16 * 2**20,
+                target_samples=self.rows,
+            ),
+            atoms,
+            no_edges(len(atoms)),
+            self.schema,
+            [reject for result in results for reject in result["rejects"]],
+            notes,
+            dict(keys),
+            sum(r["records"] for r in results),
+        )
+
+    def read(self, partition: Partition) -> PartResult:
+        """The rows of a partition."""
+        if self.schema is None:
+            raise SourceError(self.paths[0], "read before scan", mend="call scan() first")
+        records: list[Record] = []
+        for segment in partition.segments:
+            for _, row, _ in self._rows(segment.file, segment.start, segment.stop):
+                if isinstance(row, Exception):
+                    raise SourceError(self.paths[segment.file], f"a row cannot be read: {row}")
+                records.append(self._record(row, segment.file))
+        return PartResult(records_to_block(records, self.schema))
+
+    def _is_json(self, number: int) -> bool:
+        return self.files[number].lower().endswith(".json")
+
+    def _rows(
+        self, number: int, start: int, stop: int | None
+    ) -> Iterator[tuple[int, Any, tuple[int, int]]]:
+        """Id, row (or the exception it raised) and place of every row in a range."""
+        if self._is_json(number):
+            yield from _json_rows(self.files[number], start, stop)
+        else:
+            yield from _sqlite_rows(self.files[number], start, stop, self.rows)
+
+    def _record(self, row: Any, number: int) -> Record:
+        names = self.names
+        record = Record(len(row.numbers))
+        put_structure(record, row.numbers, row.positions, row.cell, row.pbc, names)
+        for name in ("momenta", "masses", "tags", "initial_magmoms", "initial_charges"):
+            if name in row:
+                record.put(name, "atom", np.asarray(row[name]), names)
+        put_fixed(record, row.constraints, names)
+        put_results(record, {n: row[n] for n in _RESULTS if n in row}, names)
+        for name, value in row.key_value_pairs.items():
+            put_any(record, name, value, names)
+        for name, value in (row.data or {}).items():
+            put_any(record, str(name), value, names)
+        record.put("source_id", "system", int(row.id), names)
+        record.put("source_file", "system", self.paths[number], names)
+        return record
+
+
+def _scan_file(job: tuple[AseDbSource, int]) -> dict[str, Any]:
+    source, number = job
+    shown = source.paths[number]
+    observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
+    atoms: list[int] = []
+    segments: list[tuple[Segment, int]] = []
+    rejects: list[Reject] = []
+    records = 0
+    fresh = True
+    for identity, row, (start, stop) in source._rows(number, 0, None):
+        records += 1
+        fault: tuple[str, str] | None
+        try:
+            if isinstance(row, Exception):
+                raise row
+            record = source._record(row, number)
+            fault = fault_of(record)
+        except Exception as error:
+            record, fault = Record(0), ("", f"{type(error).__name__}: {error}")
+        if fault is not None:
+            reason = f"row id {identity}: {fault[1]}"
+            rejects.append(Reject(shown, records - 1, reason, field=fault[0]))
+            fresh = True
+            continue
+        record.observe(observer)
+        keys.update(k for k in record.keys if not k.startswith("source_"))
+        unstored.update(record.unstored)
+        atoms.append(record.atoms)
+        size = record.atoms * 100
+        if fresh or segments[-1][0].frames >= source.rows:
+            segments.append((Segment(number, start, stop, records - 1, 1, record.atoms), size))
+            fresh = False
+        else:
+            last, nbytes = segments[-1]
+            grown = Segment(
+                number, last.start, stop, last.first, last.frames + 1, last.atoms + record.atoms
+            )
+            segments[-1] = (grown, nbytes + size)
+    return {
+        "observer": observer,
+        "keys": keys,
+        "unstored": unstored,
+        "atoms": atoms,
+        "segments": segments,
+        "rejects": rejects,
+        "records": records,
+        "notes": _metadata_notes(source.files[number], shown),
+    }
+
+
+def _sqlite_rows(
+    path: str, start: int, stop: int | None, step: int
+) -> Iterator[tuple[int, Any, tuple[int, int]]]:
+    import sqlite3
+    from urllib.parse import quote
+
+    from ase.db import connect
+
+    try:
+        raw = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
+        try:
+            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
+            last = 2**62 if stop is None else stop
+            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
+        finally:
+            raw.close()
+    except sqlite3.DatabaseError as error:
+        raise SourceError(path, f"is no ASE database ({error})") from error
+    database = connect(path, use_lock_file=False)
+    for at in range(0, len(ids), step):
+        part = ids[at : at + step]
+        rows: dict[int, Any] = {}
+        try:
+            rows = {r.id: r for r in database.select(f"id>={part[0]},id<={part[-1]}")}
+        except Exception:
+            # One row of the range cannot be decoded: find out which.
+            for identity in part:
+                try:
+                    rows[identity] = database.get(id=identity)
+                except Exception as error:
+                    rows[identity] = error
+        for identity in part:
+            yield identity, rows[identity], (identity, identity + 1)
+
+
+def _json_rows(
+    path: str, start: int, stop: int | None
+) -> Iterator[tuple[int, Any, tuple[int, int]]]:
+    from ase.db.row import AtomsRow
+    from ase.io.jsonio import decode
+
+    for key, text, place in _json_members(path, start, stop):
+        if not key.isdigit():
+            continue
+        try:
+            values = decode(text)
+            values["id"] = int(key)
+            row: Any = AtomsRow(values)
+        except Exception as error:
+            row = error
+        yield int(key), row, place
+
+
+def _json_members(
+    path: str, start: int, stop: int | None, window: int = 2**20
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Key, text and byte range (from the key on) of the members of a JSON object.
+
+    The file is decoded as Latin-1 to walk it, so that a place in the text is a
+    place in the file; only the values are UTF-8.
+    """
+    decoder = json.JSONDecoder()
+    with open(path, "rb") as file:
+        file.seek(start)
+        base, text, at = start, "", 0
+        ended = False
+
+        def more() -> None:
+            nonlocal text, base, at, ended
+            block = file.read(max(window, len(text) - at))
+            ended = not block
+            text, base, at = text[at:] + block.decode("latin-1"), base + at, 0
+
+        more()
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,{":
+                at += 1
+            if stop is not None and base + at >= stop:
+                return
+            if at >= len(text) and not ended:
+                more()
+                continue
+            if at >= len(text) or text[at] == "}":
+                return
+            try:
+                key, after = decoder.raw_decode(text, at)
+                while after < len(text) and text[after] in " \t\r\n:":
+                    after += 1
+                _, end = decoder.raw_decode(text, after)
+                if end == len(text) and not ended:
+                    raise ValueError  # a number may go on
+            except ValueError:
+                if ended:
+                    shown = text[at : at + 40]
+                    raise SourceError(
+                        f"{path}, byte {base + at}",
+                        "the JSON ends or breaks inside a row",
+                        found=repr(shown),
+                        mend="the file is damaged after this byte; restore it",
+                    ) from None
+                more()
+                continue
+            value = text[after:end].encode("latin-1").decode("utf-8", "replace")
+            yield str(key), value, (base + at, base + end)
+            at = end
+
+
+def _metadata_notes(path: str, shown: str) -> list[str]:
+    """What the database says of itself (units, say): told, not applied."""
+    if path.lower().endswith(".json"):
+        return []
+    from ase.db import connect
+
+    metadata = dict(connect(path, use_lock_file=False).metadata or {})
+    units = {k: v for k, v in metadata.items() if "unit" in k.lower()}
+    if not units:
+        return []
+    return [f"{shown}: units in the database's metadata (not applied): {as_text(units)}"]

@@ -1,0 +1,214 @@
+"""Everything else that ASE reads: trajectories by frame, other files one by one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from alchemi_xr.errors import SourceError
+from alchemi_xr.etl.ase_records import atoms_to_record, fault_of
+from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.records import Record, records_to_block
+from alchemi_xr.etl.schema import FieldObserver, Schema
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.plan.rejects import Reject
+from alchemi_xr.plan.tasks import PartResult
+
+__all__ = ["AseSource"]
+
+_OTHERS = ("db", "json", "extxyz", "xyz", "db/postgresql", "db/mysql")
+# ASE's readers warn; filters of the warnings module belong to the whole process.
+_QUIET = threading.RLock()
+
+
+class AseSource:
+    """Frames of any file that ``ase.io.iread`` understands.
+
+    Parameters
+    ----------
+    paths : sequence of str
+    names : NameMap, optional
+    frames : int
+        Frames of a trajectory that one task reads.
+    ase_format : str, optional
+        ASE's name of the format; by default it finds out.
+    """
+
+    name: ClassVar[str] = "ase"
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        names: NameMap | None = None,
+        frames: int = 500,
+        ase_format: str | None = None,
+    ) -> None:
+        self.paths = [os.fspath(p) for p in paths]
+        self.files = [os.path.abspath(p) for p in self.paths]
+        self.names = names or NameMap()
+        self.frames = frames
+        self.ase_format = ase_format
+        self.schema: Schema | None = None
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        """Whether ASE knows the format, by name or first bytes."""
+        return (_filetype(path) or "db") not in _OTHERS
+
+    def scan(self, map_files: Mapper = plain_map) -> Scan:
+        """Read every frame once, for its counts and fields."""
+        results = map_files(_scan_file, [(self, i) for i in range(len(self.paths))])
+        observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
+        for result in results:
+            observer.merge(result["observer"])
+            keys.update(result["keys"])
+            unstored.update(result["unstored"])
+        self.schema = observer.schema(self.paths[0])
+        notes = [f"{n!r} is not stored ({c} frames)" for n, c in sorted(unstored.items())]
+        notes += [f"{n!r} is not stored: {why}" for n, why in self.schema.dropped.items()]
+        notes += sorted({note for result in results for note in result["notes"]})
+        atoms = np.concatenate([np.array(r["atoms"], dtype=np.int64) for r in results])
+        return Scan(
+            pack(
+                (s for r in results for s in r["segments"]),
+                target_bytes=4 * 2**20,
+                target_samples=self.frames,
+            ),
+            atoms,
+            no_edges(len(atoms)),
+            self.schema,
+            [reject for result in results for reject in result["rejects"]],
+            notes,
+            dict(keys),
+            sum(r["records"] for r in results),
+        )
+
+    def read(self, partition: Partition) -> PartResult:
+        """The frames of a partition."""
+        if self.schema is None:
+            raise SourceError(self.paths[0], "read before scan", mend="call scan() first")
+        records: list[Record] = []
+        for segment in partition.segments:
+            shown = self.paths[segment.file]
+            with _quietly():
+                for item in self._frames(segment.file, segment.start, segment.stop):
+                    if isinstance(item, Exception):
+                        raise SourceError(shown, f"a frame cannot be read any more: {item}")
+                    records.append(self._record(item, segment.file))
+        return PartResult(records_to_block(records, self.schema))
+
+    def _record(self, atoms: Any, number: int) -> Record:
+        record = atoms_to_record(atoms, self.names)
+        record.put("source_file", "system", self.paths[number], self.names)
+        return record
+
+    def is_trajectory(self, number: int) -> bool:
+        """Whether frames can be reached by their number."""
+        return (self.ase_format or _filetype(self.files[number])) == "traj"
+
+    def _frames(self, number: int, start: int, stop: int | None) -> Iterator[Any]:
+        """Atoms of the frames in a range; an exception in place of one that fails."""
+        if self.is_trajectory(number):
+            from ase.io.trajectory import TrajectoryReader
+
+            with TrajectoryReader(self.files[number]) as frames:
+                last = len(frames) if stop is None else stop
+                for i in range(start, last):
+                    try:
+                        yield frames[i]
+                    except Exception as error:
+                        yield error
+            return
+        from ase.io import iread
+
+        frames = iread(self.files[number], index=":", format=self.ase_format)
+        yield from islice(frames, start, stop)
+
+
+def _scan_file(job: tuple[AseSource, int]) -> dict[str, Any]:
+    source, number = job
+    shown = source.paths[number]
+    observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
+    atoms: list[int] = []
+    segments: list[tuple[Segment, int]] = []
+    rejects: list[Reject] = []
+    # Only a trajectory is reached by frame; of other files a task reads all.
+    limit = source.frames if source.is_trajectory(number) else 2**62
+    frame = -1
+    fresh = True
+    notes: set[str] = set()
+    try:
+        with _quietly() as caught:
+            for frame, item in enumerate(source._frames(number, 0, None)):
+                fault: tuple[str, str] | None
+                if isinstance(item, Exception):
+                    record, fault = Record(0), ("", f"{type(item).__name__}: {item}")
+                else:
+                    record = source._record(item, number)
+                    fault = fault_of(record)
+                if fault is not None:
+                    rejects.append(Reject(shown, frame, fault[1], field=fault[0]))
+                    fresh = True
+                    continue
+                record.observe(observer)
+                keys.update(k for k in record.keys if k != "source_file")
+                unstored.update(record.unstored)
+                atoms.append(record.atoms)
+                size = record.atoms * 100
+                if fresh or segments[-1][0].frames >= limit:
+                    new = Segment(number, frame, frame + 1, frame, 1, record.atoms)
+                    segments.append((new, size))
+                    fresh = False
+                else:
+                    last, nbytes = segments[-1]
+                    grown = Segment(
+                        number,
+                        last.start,
+                        frame + 1,
+                        last.first,
+                        last.frames + 1,
+                        last.atoms + record.atoms,
+                    )
+                    segments[-1] = (grown, nbytes + size)
+        notes = {f"{shown}: ASE warns: {w.message}" for w in caught}
+    except Exception as error:
+        # ASE gives up on the file here; the frames before it stand.
+        reason = f"ASE cannot read it ({type(error).__name__}: {error})"
+        rejects.append(Reject(shown, frame + 1, reason))
+        frame += 1
+    return {
+        "observer": observer,
+        "keys": keys,
+        "unstored": unstored,
+        "atoms": atoms,
+        "segments": segments,
+        "rejects": rejects,
+        "records": frame + 1,
+        "notes": notes,
+    }
+
+
+def _filetype(path: str) -> str | None:
+    from ase.io.formats import UnknownFileTypeError, filetype
+
+    try:
+        with _quietly():
+            return str(filetype(path, guess=False))
+    except (UnknownFileTypeError, OSError, ValueError):
+        return None
+
+
+@contextmanager
+def _quietly() -> Iterator[list[warnings.WarningMessage]]:
+    with _QUIET, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
