@@ -139,6 +139,7 @@ class BulkWriter:
         provenance: dict[str, Any] | None = None,
         generation: int = 1,
         operation: str = "write",
+        identity: str | None = None,
     ) -> BulkWriter:
         """Make all arrays at their full length, and write the pointers.
 
@@ -151,6 +152,9 @@ class BulkWriter:
         config : ZarrWriteConfig, mapping or profile name, optional
         provenance : dict, optional
             What this was made from; kept in the root document.
+        identity : str, optional
+            Given by a job that can be repeated, so that equal runs leave equal
+            bytes; by default a random one.
 
         Raises
         ------
@@ -182,7 +186,7 @@ class BulkWriter:
         schema = StoreSchema(
             fields={name: infos[name] for name in field_order(infos)},
             generation=generation - 1,
-            identity=uuid.uuid4().hex,
+            identity=identity or uuid.uuid4().hex,
             provenance=dict(provenance or {}),
         ).next(operation, counts=counts)
         # Deletions of an older generation are not visible here.
