@@ -58,3 +58,80 @@ def relax():
         )
 
     return stages
+
+
+@pytest.fixture
+def faulty():
+    """Makes stages whose model fails for systems with certain tags, in some way.
+
+    ``how``: "raise" (naming nobody), "nan", "memory" (for more than two systems
+    at once), or "kill" (the process, once if ``once`` is a path that is not there).
+    """
+
+    def make(tags=(), how="raise", once=None, n_steps=60):
+        def stages():
+            import os
+            import signal
+
+            import torch
+
+            from alchemi_xr.dynamics import FIRE, ConvergenceHook
+            from alchemi_xr.models import LennardJonesModel
+
+            class Faulty(LennardJonesModel):
+                def forward(self, batch, **kwargs):
+                    outputs = super().forward(batch, **kwargs)
+                    bad = torch.isin(batch["tag"].reshape(-1), torch.tensor(sorted(tags)))
+                    if how == "memory" and batch.num_graphs > 2:
+                        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+                    if not bad.any():
+                        return outputs
+                    if how == "raise":
+                        raise ValueError("SCF did not converge")
+                    if how == "nan":
+                        outputs["energy"][bad] = torch.nan
+                        outputs["forces"][bad[batch.batch_idx.long()]] = torch.nan
+                    if how == "kill" and (once is None or not os.path.exists(once)):
+                        if once is not None:
+                            open(once, "w").close()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return outputs
+
+            return FIRE(
+                Faulty(epsilon=0.0104, sigma=3.4, cutoff=12.0),
+                dt=1.0,
+                n_steps=n_steps,
+                convergence_hook=ConvergenceHook.from_fmax(0.001),
+            )
+
+        return stages
+
+    return make
+
+
+@pytest.fixture
+def read():
+    """All samples of a store as one block."""
+
+    def read(path):
+        from alchemi_xr.store import open_store
+
+        snapshot = open_store(str(path))
+        return snapshot.read_block(snapshot.active)
+
+    return read
+
+
+@pytest.fixture
+def assert_same():
+    """Two blocks hold the same bytes, for all samples or those of the first."""
+
+    def check(found, expected):
+        ids = expected["dataset_index"].ravel()
+        expected = expected.take(np.flatnonzero(np.isin(ids, found["dataset_index"].ravel())))
+        assert set(found.arrays) == set(expected.arrays)
+        np.testing.assert_array_equal(found.atoms_ptr, expected.atoms_ptr)
+        for name in expected.arrays:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+    return check

@@ -54,7 +54,7 @@ def commit(folder, unit, rejects=(), value=0.0, frames=None):
     writer = folder.begin(unit)
     order = ptr = None
     if frames is not None:
-        spool, order, ptr = frames(writer.open_frames(), ids)
+        _spool, order, ptr = frames(writer.open_frames(), ids)
     ok = writer.commit(
         result_of(ids, value) if len(ids) else None,
         ids,
