@@ -29,7 +29,7 @@ Sample: TypeAlias = dict[str, NDArray]
 
 
 def samples_of(block: Block) -> list[Sample]:
-    """One dict a sample with the fields it has; system fields without their axis."""
+    """One dict a sample with copies of the fields it has; system fields without their axis."""
     samples = []
     for i in range(block.num_samples):
         sample: Sample = {}
@@ -39,10 +39,10 @@ def samples_of(block: Block) -> list[Sample]:
                 continue
             level = block.levels[name]
             if level == "system":
-                sample[name] = np.asarray(block.arrays[name][i])
+                sample[name] = np.array(block.arrays[name][i])
             else:
                 ptr = block.atoms_ptr if level == "atom" else block.edges_ptr
-                sample[name] = block.arrays[name][ptr[i] : ptr[i + 1]]
+                sample[name] = block.arrays[name][ptr[i] : ptr[i + 1]].copy()
         samples.append(sample)
     return samples
 

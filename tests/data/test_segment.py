@@ -1,5 +1,7 @@
 """Segment reductions in NumPy, torch and Warp against a loop over samples."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,7 @@ def test_every_version_equals_the_loop(op, tail, ptr, seed, dtype):
 def test_initial_takes_part(ptr, seed, dtype):
     values = random_rows(np.random.default_rng(seed), (int(ptr[-1]), 2), dtype)
     for op, pick in (("min", np.minimum), ("max", np.maximum)):
-        rows = [values[a:b] for a, b in zip(ptr[:-1], ptr[1:], strict=True)]
+        rows = [values[a:b] for a, b in itertools.pairwise(ptr)]
         one = np.array(1, dtype=dtype)
         expected = np.array([pick.reduce([*r, np.full(2, one)], axis=0) for r in rows])
         np.testing.assert_array_equal(segment_reduce(values, ptr, op, initial=1), expected)
