@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from xarray.backends import BackendEntrypoint
 
-from alchemi_xr.data.fields import field_order, resolve
+from alchemi_xr.data.fields import FIELDS, field_order, resolve
 from alchemi_xr.errors import FieldError, UnknownFieldError, nearest
 from alchemi_xr.ragged import accessor as accessor  # registers ds.ragged
 from alchemi_xr.ragged.array import StoreArray, wrap
@@ -237,7 +237,8 @@ def _structure(selection: Selection) -> Structure:
 
 def _dims(snapshot: Snapshot, name: str, array: StoreArray) -> tuple[str, ...]:
     stored: tuple[str | None, ...] = ()
-    if len(array.shape) > 1:
+    spec = FIELDS.get(name)
+    if len(array.shape) > 1 and (spec is None or len(spec.dims) != len(array.shape) - 1):
         metadata: Any = snapshot.array(name).metadata
         stored = tuple(getattr(metadata, "dimension_names", None) or ())[1:]
     return field_dims(name, array.level, array.shape[1:], stored)

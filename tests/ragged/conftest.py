@@ -94,6 +94,7 @@ def own_path(path, tmp_path) -> str:
 
 def compare(ds, block: Block) -> None:
     """Every value of a Dataset equals the block's."""
+    ds = ds.compute()
     np.testing.assert_array_equal(ds.atoms_ptr.values, block.atoms_ptr)
     np.testing.assert_array_equal(ds.edges_ptr.values, block.edges_ptr)
     np.testing.assert_array_equal(ds.num_atoms.values, np.diff(block.atoms_ptr))

@@ -294,7 +294,7 @@ def test_opening_costs_pointers_alone(tmp_path):
 def test_selecting_and_reducing_hold_no_field(tmp_path, monkeypatch):
     from alchemi_xr.ragged import reduce as module
 
-    samples = 60_000
+    samples = 120_000
     path = str(tmp_path / "s")
     _write(path, samples)
     ds = open_dataset(path)
@@ -303,8 +303,8 @@ def test_selecting_and_reducing_hold_no_field(tmp_path, monkeypatch):
     assert peak < samples * 250
     monkeypatch.setattr(module, "READ_BYTES", 2**20)
     peak = _peak(lambda: ds.ragged.reduce("positions", "mean"))
-    # The field is 28 MB; blocks of 1 MB, a stored chunk of 1.5 MB and a result of 1.4 MB.
-    assert peak < 12 * 2**20
+    # The field is 49 MB; blocks of 1 MB, stored chunks of 1.5 MB, a result of 2.5 MB, pointers.
+    assert peak < 20 * 2**20
 
 
 def test_dask_names_tell_stores_and_selections_apart(tmp_path, make_block):

@@ -13,7 +13,7 @@ from alchemi_xr.errors import ConfigError, FieldError, UnknownFieldError
 from alchemi_xr.ragged import open_dataset
 from alchemi_xr.ragged.reduce import OPS
 
-CHUNKS = [None, {}, 1, 3, "200B"]
+CHUNKS = [None, 1, 4]
 LOOP = {
     "sum": lambda x: x.sum(axis=0),
     "mean": lambda x: x.mean(axis=0) if len(x) else np.full(x.shape[1:], np.nan),
