@@ -459,6 +459,8 @@ def _search(
         if widest <= capacity:
             break
         capacity = -(-widest // 16) * 16  # the counts are true even where slots were too few
+    used = torch.arange(neighbors.shape[1], device=device)[None] < counts[:, None]
+    shifts.masked_fill_(~used[:, :, None], 0)  # the search leaves what was in memory
     if sort or (sort is None and device.type == "cuda"):
         neighbors, shifts = _sorted_rows(neighbors, shifts, counts)
     return NeighborMatrix(neighbors, shifts, counts, cutoff, half)
@@ -478,7 +480,8 @@ def _run_search(
 ) -> tuple[Tensor, Tensor, Tensor]:
     import warp as wp
 
-    wp.config.quiet = True
+    # mypy takes the module `config` for the function of that name.
+    wp.config.quiet = True  # type: ignore[attr-defined]
     from nvalchemiops.torch.neighbors import neighbor_list as search
 
     name = method or ("naive" if largest <= _DIRECT_LIMIT else "cell_list")
@@ -505,7 +508,7 @@ def _sorted_rows(neighbors: Tensor, shifts: Tensor, counts: Tensor) -> tuple[Ten
     if neighbors.numel() == 0:
         return neighbors, shifts
     used = torch.arange(neighbors.shape[1], device=counts.device)[None] < counts[:, None]
-    image, span = _image_key(torch.where(used[:, :, None], shifts, torch.zeros_like(shifts)))
+    image, span = _image_key(shifts)
     key = torch.where(used, neighbors.long() * span + image, torch.iinfo(torch.int64).max)
     order = torch.argsort(key, dim=1)
     return (

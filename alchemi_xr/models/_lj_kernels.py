@@ -5,6 +5,9 @@ used. No atom writes to another's row (but for half lists), so a sum does not
 depend on how threads are scheduled.
 """
 
+# mypy: ignore-errors
+# Warp's annotations are values made at run time, which no type checker follows.
+
 from __future__ import annotations
 
 import functools
@@ -30,22 +33,22 @@ def _kernel(dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
 
     @wp.kernel(enable_backward=False, module="unique")
     def lj_pairs(
-        positions: wp.array(dtype=vec3),  # type: ignore[valid-type]
-        cell: wp.array(dtype=mat33),  # type: ignore[valid-type]
+        positions: wp.array(dtype=vec3),
+        cell: wp.array(dtype=mat33),
         system: wp.array(dtype=wp.int32),
         neighbors: wp.array(dtype=wp.int32, ndim=2),
         shifts: wp.array(dtype=wp.vec3i, ndim=2),
         counts: wp.array(dtype=wp.int32),
-        epsilon: scalar,  # type: ignore[valid-type]
-        sigma: scalar,  # type: ignore[valid-type]
-        cutoff: scalar,  # type: ignore[valid-type]
-        width: scalar,  # type: ignore[valid-type]
-        offset: scalar,  # type: ignore[valid-type]
+        epsilon: scalar,
+        sigma: scalar,
+        cutoff: scalar,
+        width: scalar,
+        offset: scalar,
         half: wp.int32,
         wants_strain: wp.int32,
-        energy: wp.array(dtype=scalar),  # type: ignore[valid-type]
-        forces: wp.array(dtype=vec3),  # type: ignore[valid-type]
-        strain: wp.array(dtype=mat33),  # type: ignore[valid-type]
+        energy: wp.array(dtype=scalar),
+        forces: wp.array(dtype=vec3),
+        strain: wp.array(dtype=mat33),
     ):
         i = wp.tid()
         xi = positions[i]

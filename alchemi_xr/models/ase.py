@@ -403,7 +403,9 @@ def _whole(value: float) -> int | float:
 def _full_stress(value: NDArray) -> NDArray:
     from ase.stress import voigt_6_to_full_3x3_stress
 
-    return value if value.shape == (3, 3) else np.asarray(voigt_6_to_full_3x3_stress(value))
+    if value.shape == (3, 3):
+        return value
+    return np.asarray(voigt_6_to_full_3x3_stress(value))
 
 
 def _reason(error: BaseException) -> str:

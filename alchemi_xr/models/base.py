@@ -54,7 +54,7 @@ class _Config:
         return {name: getattr(self, name) for name in self._names}
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.as_dict() == other.as_dict()  # type: ignore[attr-defined]
+        return type(other) is type(self) and self.as_dict() == other.as_dict()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -239,7 +239,7 @@ class BaseModelMixin:
 
     def input_data(self) -> set[str]:
         """Fields that a call reads and must find."""
-        needed = {"positions", "atomic_numbers"} | self.model_config.required_inputs
+        needed: set[str] = {"positions", "atomic_numbers"} | self.model_config.required_inputs
         if self.model_config.needs_pbc:
             needed |= {"cell", "pbc"}
         return needed
@@ -255,7 +255,8 @@ class BaseModelMixin:
                 UserWarning,
                 stacklevel=2,
             )
-        return config.active_outputs & config.outputs
+        given: set[str] = config.active_outputs & config.outputs
+        return given
 
     def set_config(self, key: str, value: Any) -> None:
         """Change one option of the config.

@@ -68,7 +68,7 @@ class DemoModel(nn.Module):
 
     def node_embeddings(self, atomic_numbers: Tensor, square_distance: Tensor) -> Tensor:
         """Features of every atom, float [V, hidden_dim]."""
-        widths = self.widths.to(square_distance.dtype)
+        widths: Tensor = self.get_buffer("widths").to(square_distance.dtype)
         gaussians = torch.exp(-square_distance[:, None] / (2.0 * widths**2))
         kind = self.embedding(atomic_numbers.long())
         return torch.nn.functional.silu(self.hidden(torch.tanh(kind * self.radial(gaussians))))

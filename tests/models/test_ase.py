@@ -39,7 +39,7 @@ def batch_of(systems: list[Atoms], **options: Any) -> Batch:
 class Witness(Calculator):
     """Remembers what it was asked, and how many of its kind there are."""
 
-    implemented_properties = ("energy", "forces")  # noqa: RUF012
+    implemented_properties = ("energy", "forces")
     made = 0
     calls = 0
     charges: list[float] = []  # noqa: RUF012
@@ -247,3 +247,11 @@ def test_gfn2_xtb() -> None:
     for k, atoms in enumerate((molecule("H2O"), radical)):
         atoms.calc = tblite.TBLite(method="GFN2-xTB", verbosity=0)
         assert float(energies[k]) == pytest.approx(atoms.get_potential_energy(), abs=1e-6)
+
+
+def test_reset_forgets_the_systems() -> None:
+    model, batch = ASECalculatorModel(Witness), batch_of([molecule("H2O")])
+    model(batch)
+    model.reset_systems()
+    model(batch)
+    assert (Witness.made, Witness.calls) == (2, 2)

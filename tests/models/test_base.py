@@ -113,7 +113,7 @@ class TestModel:
         model = Spring()
         model.set_config("active_outputs", {"energy"})
         assert list(model(batch)) == ["energy"]
-        with pytest.raises(AttributeError, match="no option 'active_output'.*active_outputs"):
+        with pytest.raises(AttributeError, match=r"no option 'active_output'.*active_outputs"):
             model.set_config("active_output", {"energy"})
 
     def test_unsupported_outputs_warn(self, batch: Batch) -> None:
@@ -210,7 +210,7 @@ def test_room_is_lazy_and_complete() -> None:
     assert all(getattr(models, name) is not None for name in models.__all__)
     assert set(models.__all__) <= set(dir(models))
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        models.Nothing  # noqa: B018
+        models.Nothing
 
 
 def test_registry_finds_the_models() -> None:

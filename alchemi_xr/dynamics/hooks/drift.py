@@ -115,7 +115,8 @@ class EnergyDriftMonitorHook:
         if self.metric == "absolute":
             return change
         steps = (step - reference[:, 1]).clamp(min=1.0)
-        return change / (steps * batch.atoms_ptr.diff().clamp(min=1))
+        per_step: Tensor = change / (steps * batch.atoms_ptr.diff().clamp(min=1))
+        return per_step
 
     def _report(self, ctx: DynamicsContext, drift: Tensor) -> None:
         worst = int(drift.argmax())

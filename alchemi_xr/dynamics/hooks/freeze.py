@@ -101,8 +101,9 @@ class FreezeAtomsHook:
             ``mask_key`` is no bool field of atoms.
         """
         if self.mask_key is None:
-            return batch["atom_categories"] == self.freeze_category
-        mask = batch[self.mask_key]
+            held: Tensor = batch["atom_categories"] == self.freeze_category
+            return held
+        mask: Tensor = batch[self.mask_key]
         if batch.level_of(self.mask_key) != "atom" or mask.dtype != torch.bool or mask.ndim != 1:
             raise DynamicsError(
                 "FreezeAtomsHook",

@@ -311,7 +311,8 @@ class FIRE(BaseDynamics):
 def _dots(pairs: Iterable[tuple[Tensor, Tensor]], batch: Batch) -> tuple[Tensor, ...]:
     """Scalar products over the atoms of each system, [B, 1] each, summed in float64."""
     products = torch.stack([(a * b).sum(dim=1) for a, b in pairs], dim=1).double()
-    return segment_reduce(products, batch.atoms_ptr, "sum").split(1, dim=1)
+    sums = segment_reduce(products, batch.atoms_ptr, "sum")
+    return tuple(sums[:, k : k + 1] for k in range(sums.shape[1]))
 
 
 def _zeros(dtype: torch.dtype) -> Any:

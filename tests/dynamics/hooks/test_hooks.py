@@ -124,7 +124,7 @@ def test_room_is_lazy_and_complete() -> None:
     assert short.NeighborListHook is NeighborListHook
     for module in (hooks, short):
         with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-            module.Nothing  # noqa: B018
+            module.Nothing
 
 
 class TestLogging:
