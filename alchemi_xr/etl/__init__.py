@@ -22,6 +22,7 @@ _HOME = {
     "append": "convert",
     "convert": "convert",
     "find_source": "inputs",
+    "plan_convert": "convert",
 }
 
 __all__ = sorted(_HOME)

@@ -13,147 +13,25 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alchemi_xr._typing import PathLike
-from alchemi_xr._version import __version__
-from alchemi_xr.data.fields import FIELDS
-from alchemi_xr.errors import ConfigError, SourceError
-from alchemi_xr.etl.inputs import expand, find_source
+from alchemi_xr._typing import BoolArray, PathLike
+from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.job import Job, check_destination
-from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.report import ConvertReport, FieldReport
-from alchemi_xr.etl.source import Mapper, Scan, Source, plain_map
-from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
+from alchemi_xr.etl.request import Request
+from alchemi_xr.etl.source import Mapper, Scan, plain_map
 from alchemi_xr.plan.client import Runner, open_runner
 from alchemi_xr.plan.journal import Journal
-from alchemi_xr.plan.plan import Extent, Plan, make_plan
+from alchemi_xr.plan.plan import Plan
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.plan.rejects import Quarantine, Reject
 from alchemi_xr.plan.run import run_plan
 from alchemi_xr.store import fs
-from alchemi_xr.store.bulk import BulkWriter, FieldLayout
+from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 
-__all__ = ["append", "convert"]
+__all__ = ["append", "convert", "plan_convert"]
 
 OnError = Literal["raise", "quarantine"]
-
-
-class _Input:
-    """A scanned source with everything that was asked for on the way."""
-
-    def __init__(
-        self,
-        src: PathLike | Sequence[PathLike],
-        *,
-        format: str | None,
-        on_error: str,
-        energy_key: str | Sequence[str] | None,
-        forces_key: str | Sequence[str] | None,
-        key_map: Mapping[str, str] | None,
-        units: Mapping[str, str] | None,
-        dtype: str | Mapping[str, str] | None,
-        fields: Sequence[str] | None,
-        nonfinite: str,
-        max_force: float | None,
-        options: Mapping[str, Any] | None,
-    ) -> None:
-        if on_error not in ("raise", "quarantine"):
-            raise ConfigError("on_error", "not known", found=on_error, expected="raise, quarantine")
-        if nonfinite not in ("keep", "quarantine"):
-            raise ConfigError(
-                "nonfinite", "not known", found=nonfinite, expected="keep, quarantine"
-            )
-        self.raises = on_error == "raise"
-        self.paths = expand(src)
-        self.kind = find_source(self.paths, format)
-        self.names = NameMap.make(energy_key, forces_key, key_map)
-        self.checks = Checks(nonfinite == "quarantine", max_force)
-        self.asked = {"units": dict(units or {}), "dtype": dtype, "fields": fields}
-        self.options = dict(options or {})
-        self.input_bytes = sum(os.path.getsize(p) for p in self.paths)
-        self.scan: Scan
-        self.source: Source
-        self.transform: Transform
-
-    def run_scan(self, spool: str | None, mapper: Mapper) -> None:
-        """Count, and stop at once where nothing can come of it.
-
-        Raises
-        ------
-        SourceError
-        """
-        options: dict[str, Any] = {"names": self.names, **self.options}
-        if spool is not None and self.kind.__name__ == "ExtxyzSource":
-            options["spool"] = spool
-        self.source = self.kind(self.paths, **options)
-        self.scan = self.source.scan(mapper)
-        if self.scan.rejects and self.raises:
-            raise self.scan.rejects[0].error()
-        if not self.scan.partitions:
-            shown = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files"
-            reason = self.scan.rejects[0].reason if self.scan.rejects else "it holds no record"
-            raise SourceError(
-                shown,
-                f"no sample can be read ({reason})",
-                mend="check that the file is whole and of the format that its name says",
-            )
-        for name in REQUIRED:
-            if self.scan.schema.get(name) is None:
-                raise SourceError(self.paths[0], f"no record has {name}")
-        self.transform = make_transform(self.scan.schema, where=self.paths[0], **self.asked)  # type: ignore[arg-type]
-
-    @property
-    def reading(self) -> Reading:
-        return Reading(self.source, self.transform, self.checks, self.raises)
-
-    def layouts(self) -> tuple[FieldLayout, ...]:
-        return self.transform.layouts(self.scan.schema)
-
-    def extents(self) -> list[Extent]:
-        return [Extent(p.samples, p.atoms, p.edges, p, p.input_bytes) for p in self.scan.partitions]
-
-    def notes(self) -> list[str]:
-        """The scan's, and the units that were assumed."""
-        assumed = [
-            f"{layout.name} {layout.unit}"
-            for layout in self.layouts()
-            if layout.group == "core" and layout.unit and layout.name not in self.transform.factors
-        ]
-        notes = list(self.scan.notes)
-        if assumed:
-            notes.append("units taken as they stand: " + ", ".join(assumed))
-        for name, unit in self.asked["units"].items():  # type: ignore[union-attr]
-            target = FIELDS[name].unit if name in FIELDS else ""
-            notes.append(f"units converted: {name} from {unit} to {target}")
-        return notes
-
-    def identity(self, config: ZarrWriteConfig) -> dict[str, object]:
-        """Everything that decides the bytes of the result, but for the plan."""
-        stats = [os.stat(p) for p in self.paths]
-        return {
-            "version": __version__,
-            "source": self.kind.__name__,
-            "files": [
-                (p, s.st_size, s.st_mtime_ns) for p, s in zip(self.paths, stats, strict=True)
-            ],
-            "names": dict(self.names.mapping),
-            "transform": repr(self.transform),
-            "checks": repr(self.checks),
-            "raises": self.raises,
-            "config": repr(config),
-        }
-
-    def provenance(self) -> dict[str, Any]:
-        """What the store remembers of where it came from (no times: equal runs, equal bytes)."""
-        return {
-            "converted_by": f"alchemi_xr {__version__}",
-            "source": self.kind.name,
-            "files": self.paths if len(self.paths) <= 100 else [*self.paths[:100], "…"],
-            "num_files": len(self.paths),
-            "key_map": dict(self.names.mapping),
-            "units": self.asked["units"],
-            "records": self.scan.records,
-        }
 
 
 def convert(
@@ -232,7 +110,7 @@ def convert(
     begun = time.perf_counter()
     destination = check_destination(dst, overwrite=overwrite)
     config = as_config(profile)
-    given = _Input(
+    given = Request(
         src,
         format=format,
         on_error=on_error,
@@ -252,11 +130,11 @@ def convert(
         Job(destination) as job,
     ):
         given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
-        identity = given.identity(config)
-        plan, writer, journal = _prepare(given, job, config, identity, resume=resume)
+        plan = given.plan(config)
         limit = memory or runner.memory
         if limit:
             plan.check_memory(limit, runner.threads_per_worker, os.fspath(dst))
+        writer, journal = _prepare(given, plan, job, config, resume=resume)
         resumed = journal.resumed
         try:
             run_plan(plan, given.reading, writer, journal, runner, shown)
@@ -277,6 +155,46 @@ def convert(
     return report
 
 
+def plan_convert(
+    src: PathLike | Sequence[PathLike],
+    *,
+    format: str | None = None,
+    on_error: OnError = "raise",
+    profile: Any = None,
+    energy_key: str | Sequence[str] | None = None,
+    forces_key: str | Sequence[str] | None = None,
+    key_map: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+    dtype: str | Mapping[str, str] | None = None,
+    fields: Sequence[str] | None = None,
+    nonfinite: Literal["keep", "quarantine"] = "keep",
+    max_force: float | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """What :func:`convert` would do, from a scan alone; nothing is written.
+
+    Examples
+    --------
+    >>> print(plan_convert("train.extxyz").describe())  # doctest: +SKIP
+    """
+    given = Request(
+        src,
+        format=format,
+        on_error=on_error,
+        energy_key=energy_key,
+        forces_key=forces_key,
+        key_map=key_map,
+        units=units,
+        dtype=dtype,
+        fields=fields,
+        nonfinite=nonfinite,
+        max_force=max_force,
+        options=options,
+    )
+    given.run_scan(None, plain_map)
+    return given.plan(as_config(profile))
+
+
 def _scanning(runner: Runner, shown: Progress, files: int) -> Mapper:
     shown.start("scan", files, "files")
 
@@ -295,46 +213,33 @@ def _scanning(runner: Runner, shown: Progress, files: int) -> Mapper:
 
 
 def _prepare(
-    given: _Input,
-    job: Job,
-    config: ZarrWriteConfig,
-    identity: dict[str, object],
-    *,
-    resume: bool,
-) -> tuple[Plan, BulkWriter, Journal]:
-    """The plan, the store under construction and the journal, taken up or new."""
-    extents, layouts = given.extents(), given.layouts()
-    # The rows of a shard are the writer's to say; what decides them is in the config.
-    fingerprint = make_plan(extents, layouts, {"atom": 1 << 62, "edge": 1 << 62, "system": 1 << 62})
-    journal = Journal(job.journal, fingerprint.fingerprint(identity))
+    given: Request, plan: Plan, job: Job, config: ZarrWriteConfig, *, resume: bool
+) -> tuple[BulkWriter, Journal]:
+    """The store under construction and the journal, taken up or new."""
+    fingerprint = plan.fingerprint(given.identity(config))
+    journal = Journal(job.journal, fingerprint)
     if resume and job.journal.exists() and fs.looks_like_store(job.store):
         journal.open()
         if journal.resumed:
             # What a killed writer had half put down is not part of the result.
             for partial in fs.partial_files(job.store):
                 fs.remove_file(partial)
-            writer = BulkWriter.open(job.store)
-            return make_plan(extents, layouts, _shard_rows(writer)), writer, journal
+            return BulkWriter.open(job.store), journal
         journal.close()
     job.clear()
     writer = BulkWriter.create(
         job.store,
-        layouts,
+        plan.layouts,
         given.scan.num_atoms,
         given.scan.num_edges,
         config=config,
         provenance=given.provenance(),
+        identity=fingerprint[:32],
     )
-    plan = make_plan(extents, layouts, _shard_rows(writer))
-    journal.open()
-    return plan, writer, journal
+    return writer, journal.open()
 
 
-def _shard_rows(writer: BulkWriter) -> dict[Any, int]:
-    return {level: writer.shard_rows(level) for level in ("atom", "edge", "system")}
-
-
-def _check_some_left(mask: Any, report: ConvertReport, given: _Input) -> None:
+def _check_some_left(mask: BoolArray, report: ConvertReport, given: Request) -> None:
     if not mask.any():
         raise SourceError(
             given.paths[0],
@@ -343,7 +248,7 @@ def _check_some_left(mask: Any, report: ConvertReport, given: _Input) -> None:
         )
 
 
-def _report(given: _Input, plan: Plan, journal: Journal, dst: str) -> ConvertReport:
+def _report(given: Request, plan: Plan, journal: Journal, dst: str) -> ConvertReport:
     stats = [journal.extents[i] for i in range(len(plan.extents))]
     rejects = _in_input_order(
         [*given.scan.rejects, *(r for s in stats for r in s.rejects)], given.paths
@@ -379,7 +284,7 @@ def _in_input_order(rejects: list[Reject], paths: Sequence[str]) -> list[Reject]
     return sorted(rejects, key=lambda r: (place.get(r.file, len(place)), r.frame))
 
 
-def _count_kept(report: ConvertReport, scan: Scan, mask: Any) -> None:
+def _count_kept(report: ConvertReport, scan: Scan, mask: BoolArray) -> None:
     report.samples = int(mask.sum())
     report.atoms = int(scan.num_atoms[mask].sum())
     report.edges = int(scan.num_edges[mask].sum())
@@ -427,7 +332,7 @@ def append(
     begun = time.perf_counter()
     with open_store(os.fspath(dst)):
         pass
-    given = _Input(
+    given = Request(
         src,
         format=format,
         on_error=on_error,
@@ -446,7 +351,7 @@ def append(
     samples = atoms = 0
     rejects = list(given.scan.rejects)
     with open_progress(progress) as shown:
-        shown.start("append", int(len(given.scan.num_atoms)), "samples")
+        shown.start("append", len(given.scan.num_atoms), "samples")
         for partition in given.scan.partitions:
             result = given.reading(partition)
             bad = {r.sample for r in result.rejects}

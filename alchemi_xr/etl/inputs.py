@@ -61,8 +61,19 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
     return paths
 
 
-def find_source(paths: Sequence[str], format: str | None = None) -> type[Any]:
-    """The class that reads these files.
+def find_source(
+    paths: Sequence[str], format: str | None = None, *, strict: bool = True
+) -> tuple[type[Any], list[str], list[tuple[str, str]]]:
+    """The class that reads these files, those it reads, and the others with the reason.
+
+    Parameters
+    ----------
+    paths : sequence of str
+    format : str, optional
+        Name of a source, which then gets all files.
+    strict : bool
+        A file that no source knows is an error; else it is among the others,
+        unless no file at all is known.
 
     Raises
     ------
@@ -72,34 +83,52 @@ def find_source(paths: Sequence[str], format: str | None = None) -> type[Any]:
         No source knows a file; the message names the extra that would.
     """
     if format is not None:
-        return sources.get(format)  # type: ignore[no-any-return]
+        return sources.get(format), list(paths), []
     first: tuple[str, str] | None = None
     chosen: type[Any] | None = None
+    taken: list[str] = []
+    others: list[tuple[str, str]] = []
     for path in paths:
-        name, source = _match(path)
-        if chosen is None:
+        match = _match(path)
+        if match is None:
+            if strict or len(paths) == 1:
+                raise _unknown(path)
+            others.append((path, "no source knows this format"))
+            continue
+        name, source = match
+        if first is None:
             first, chosen = (path, name), source
         elif source is not chosen:
-            assert first is not None
             raise ConfigError(
                 "convert",
                 "the inputs are of two formats",
                 found=f"{first[1]} ({first[0]}) and {name} ({path})",
                 mend="convert one format at a time, append the second, or give format=",
             )
-    assert chosen is not None
-    return chosen
+        taken.append(path)
+    if chosen is None:
+        raise _unknown(paths[0])
+    return chosen, taken, others
 
 
-def _match(path: str) -> tuple[str, type[Any]]:
+def _match(path: str) -> tuple[str, type[Any]] | None:
     for name in sources.names():
         source = sources.get(name)
         if source.matches(path):
             return name, source
+    return None
+
+
+def _unknown(path: str) -> SourceError:
     extra = _EXTRAS.get(os.path.splitext(path)[1].lower())
-    mend = "give format= (--format), one of: " + ", ".join(sources.names())
-    what = "no source knows this format"
-    if extra is not None:
-        what = f"the format {extra[1]} is not read by this installation"
-        mend = f"pip install 'alchemi_xr[{extra[0]}]' where it has a source for it, or convert the file first"
-    raise SourceError(path, what, mend=mend)
+    if extra is None:
+        return SourceError(
+            path,
+            "no source knows this format",
+            mend="give format= (--format), one of: " + ", ".join(sources.names()),
+        )
+    return SourceError(
+        path,
+        f"the format {extra[1]} is not read by this installation",
+        mend=f"pip install 'alchemi_xr[{extra[0]}]', or convert the file with its own tool first",
+    )

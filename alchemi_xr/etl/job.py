@@ -74,7 +74,7 @@ class Job:
 
     def __enter__(self) -> Job:
         self.folder.mkdir(exist_ok=True)
-        lock = open(self.folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+        lock = open(self.folder / "lock", "a+", encoding="utf-8")
         try:
             # Held by the kernel: it is free again the moment its holder dies.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

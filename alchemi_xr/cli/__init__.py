@@ -1,0 +1,1 @@
+"""The command ``alchemi-xr``: parse, call one public function, print."""

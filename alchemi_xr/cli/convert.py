@@ -1,0 +1,214 @@
+"""``alchemi-xr convert`` and ``append``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from alchemi_xr.errors import ConfigError
+
+__all__ = ["register"]
+
+Paths = Annotated[
+    list[str], typer.Argument(metavar="SRC... DST", help="Files, patterns or folders; the store.")
+]
+Format = Annotated[str | None, typer.Option("--format", help="Source: extxyz, ase-db, ase …")]
+OnError = Annotated[str, typer.Option("--on-error", help="Broken records: raise or quarantine.")]
+EnergyKey = Annotated[
+    list[str] | None, typer.Option("--energy-key", help="Name of the energy (repeatable).")
+]
+ForcesKey = Annotated[
+    list[str] | None, typer.Option("--forces-key", help="Name of the forces (repeatable).")
+]
+KeyMap = Annotated[
+    list[str] | None, typer.Option("--map", help="THEIRS=FIELD, such as dft_stress=stress.")
+]
+Units = Annotated[
+    list[str] | None, typer.Option("--units", help="FIELD=UNIT of the input: energy=kcal/mol.")
+]
+Dtype = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", help="float32 for all but the energy, or FIELD=DTYPE."),
+]
+Fields = Annotated[list[str] | None, typer.Option("--field", help="Keep this field (repeatable).")]
+Nonfinite = Annotated[str, typer.Option("--nonfinite", help="NaN and infinity: keep, quarantine.")]
+MaxForce = Annotated[
+    float | None, typer.Option("--max-force", help="Set aside samples above it, eV/Å.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, one line at the end.")]
+ReportPath = Annotated[
+    Path | None, typer.Option("--report", help="Write the whole report there, as JSON.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("convert")(convert)
+    app.command("append")(append)
+
+
+def convert(
+    paths: Paths,
+    format: Format = None,
+    on_error: OnError = "raise",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a store that is there.")
+    ] = False,
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
+    key_map: KeyMap = None,
+    units: Units = None,
+    dtype: Dtype = None,
+    field: Fields = None,
+    nonfinite: Nonfinite = "keep",
+    max_force: MaxForce = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="raw, fast, balanced, small, lossy:<bits>.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Worker processes of a local cluster.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="Address of a Dask scheduler.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads, without cluster.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="What a worker may use, such as 2GiB.")
+    ] = None,
+    no_resume: Annotated[
+        bool, typer.Option("--no-resume", help="Do not take up an interrupted run.")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what would be done, and write nothing.")
+    ] = False,
+    quiet: Quiet = False,
+    report: ReportPath = None,
+) -> None:
+    """Convert files to a store, with a report of every record."""
+    sources, destination = _split(paths)
+    options = _options(
+        format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
+    )
+    if workers is not None and scheduler is not None:
+        raise ConfigError("convert", "give --workers or --scheduler, not both")
+    from alchemi_xr.etl.convert import convert as run
+    from alchemi_xr.etl.convert import plan_convert
+
+    if plan:
+        typer.echo(plan_convert(sources, profile=profile, **options).describe(threads or 1))
+        return
+    result = run(
+        sources,
+        destination,
+        overwrite=overwrite,
+        profile=profile,
+        client=workers if scheduler is None else scheduler,
+        threads=threads,
+        memory=None if memory is None else parse_bytes(memory),
+        progress=not quiet,
+        resume=not no_resume,
+        **options,
+    )
+    _show(result, quiet, report)
+
+
+def append(
+    paths: Paths,
+    format: Format = None,
+    on_error: OnError = "raise",
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
+    key_map: KeyMap = None,
+    units: Units = None,
+    dtype: Dtype = None,
+    field: Fields = None,
+    nonfinite: Nonfinite = "keep",
+    max_force: MaxForce = None,
+    quiet: Quiet = False,
+    report: ReportPath = None,
+) -> None:
+    """Add files to a store that is there."""
+    sources, destination = _split(paths)
+    options = _options(
+        format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
+    )
+    from alchemi_xr.etl.convert import append as run
+
+    _show(run(sources, destination, progress=not quiet, **options), quiet, report)
+
+
+def _split(paths: list[str]) -> tuple[list[str], str]:
+    if len(paths) < 2:
+        raise typer.BadParameter("give at least one SRC, and DST last")
+    return paths[:-1], paths[-1]
+
+
+def _options(
+    format: str | None,
+    on_error: str,
+    energy_key: list[str] | None,
+    forces_key: list[str] | None,
+    key_map: list[str] | None,
+    units: list[str] | None,
+    dtype: list[str] | None,
+    field: list[str] | None,
+    nonfinite: str,
+    max_force: float | None,
+) -> dict[str, Any]:
+    return {
+        "format": format,
+        "on_error": on_error,
+        "energy_key": energy_key or None,
+        "forces_key": forces_key or None,
+        "key_map": _pairs(key_map, "--map"),
+        "units": _pairs(units, "--units"),
+        "dtype": _dtypes(dtype),
+        "fields": field or None,
+        "nonfinite": nonfinite,
+        "max_force": max_force,
+    }
+
+
+def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    out = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+        out[name] = value
+    return out
+
+
+def _dtypes(texts: list[str] | None) -> str | dict[str, str] | None:
+    if not texts:
+        return None
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    return _pairs(texts, "--dtype")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``2GiB``, ``500MB`` or a plain number.
+
+    Raises
+    ------
+    ConfigError
+    """
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+    units |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+    number = text.strip().rstrip("KMGTiBbkmgt ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        return int(float(number) * units[unit])
+    except (ValueError, KeyError):
+        raise ConfigError("memory", f"{text!r} is no size", expected="such as 2GiB") from None
+
+
+def _show(result: Any, quiet: bool, report: Path | None) -> None:
+    if report is not None:
+        report.write_text(result.to_json() + "\n", encoding="utf-8")
+    typer.echo(result.summary() if quiet else str(result))

@@ -1,0 +1,170 @@
+"""What a user asked for, checked and scanned: the side of ``convert`` that only reads."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from alchemi_xr._typing import Level, PathLike
+from alchemi_xr._version import __version__
+from alchemi_xr.data.fields import FIELDS, LEVELS
+from alchemi_xr.errors import ConfigError, SourceError
+from alchemi_xr.etl.inputs import expand, find_source
+from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.source import Mapper, Scan, Source
+from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
+from alchemi_xr.plan.plan import Extent, Plan, make_plan
+from alchemi_xr.plan.rejects import Reject
+from alchemi_xr.store.bulk import FieldLayout
+from alchemi_xr.store.codecs import ZarrWriteConfig, encoding
+
+__all__ = ["Request", "shard_rows"]
+
+
+class Request:
+    """An input with everything that was asked for on the way; arguments as in ``convert``."""
+
+    def __init__(
+        self,
+        src: PathLike | Sequence[PathLike],
+        *,
+        format: str | None,
+        on_error: str,
+        energy_key: str | Sequence[str] | None,
+        forces_key: str | Sequence[str] | None,
+        key_map: Mapping[str, str] | None,
+        units: Mapping[str, str] | None,
+        dtype: str | Mapping[str, str] | None,
+        fields: Sequence[str] | None,
+        nonfinite: str,
+        max_force: float | None,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        if on_error not in ("raise", "quarantine"):
+            raise ConfigError("on_error", "not known", found=on_error, expected="raise, quarantine")
+        if nonfinite not in ("keep", "quarantine"):
+            raise ConfigError(
+                "nonfinite", "not known", found=nonfinite, expected="keep, quarantine"
+            )
+        self.raises = on_error == "raise"
+        self.paths = expand(src)
+        self.kind, self.paths, strangers = find_source(self.paths, format, strict=self.raises)
+        self.unknown = [Reject(path, 0, reason) for path, reason in strangers]
+        self.names = NameMap.make(energy_key, forces_key, key_map)
+        self.checks = Checks(nonfinite == "quarantine", max_force)
+        self.asked = {"units": dict(units or {}), "dtype": dtype, "fields": fields}
+        self.options = dict(options or {})
+        self.input_bytes = sum(os.path.getsize(p) for p in self.paths)
+        self.scan: Scan
+        self.source: Source
+        self.transform: Transform
+
+    def run_scan(self, spool: str | None, mapper: Mapper) -> None:
+        """Count, and stop at once where nothing can come of it.
+
+        Raises
+        ------
+        SourceError
+        """
+        options: dict[str, Any] = {"names": self.names, **self.options}
+        if spool is not None and self.kind.__name__ == "ExtxyzSource":
+            options["spool"] = spool
+        self.source = self.kind(self.paths, **options)
+        self.scan = self.source.scan(mapper)
+        self.scan.rejects[:0] = self.unknown
+        self.scan.records += len(self.unknown)
+        if self.scan.rejects and self.raises:
+            raise self.scan.rejects[0].error()
+        if not self.scan.partitions:
+            shown = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files"
+            reason = self.scan.rejects[0].reason if self.scan.rejects else "it holds no record"
+            raise SourceError(
+                shown,
+                f"no sample can be read ({reason})",
+                mend="check that the file is whole and of the format that its name says",
+            )
+        for name in REQUIRED:
+            if self.scan.schema.get(name) is None:
+                raise SourceError(self.paths[0], f"no record has {name}")
+        self.transform = make_transform(self.scan.schema, where=self.paths[0], **self.asked)  # type: ignore[arg-type]
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.source, self.transform, self.checks, self.raises)
+
+    def layouts(self) -> tuple[FieldLayout, ...]:
+        return self.transform.layouts(self.scan.schema)
+
+    def plan(self, config: ZarrWriteConfig) -> Plan:
+        """Offsets and shards of the whole conversion; nothing is written."""
+        extents = [
+            Extent(p.samples, p.atoms, p.edges, p, p.input_bytes) for p in self.scan.partitions
+        ]
+        layouts = self.layouts()
+        return make_plan(extents, layouts, shard_rows(layouts, config))
+
+    def notes(self) -> list[str]:
+        """The scan's, and the units that were assumed."""
+        assumed = [
+            f"{layout.name} {layout.unit}"
+            for layout in self.layouts()
+            if layout.group == "core" and layout.unit and layout.name not in self.transform.factors
+        ]
+        notes = list(self.scan.notes)
+        if assumed:
+            notes.append("units taken as they stand: " + ", ".join(assumed))
+        for name, unit in self.asked["units"].items():  # type: ignore[union-attr]
+            target = FIELDS[name].unit if name in FIELDS else ""
+            notes.append(f"units converted: {name} from {unit} to {target}")
+        return notes
+
+    def identity(self, config: ZarrWriteConfig) -> dict[str, object]:
+        """Everything that decides the bytes of the result, but for the plan."""
+        stats = [os.stat(p) for p in self.paths]
+        return {
+            "version": __version__,
+            "source": self.kind.__name__,
+            "files": [
+                (p, s.st_size, s.st_mtime_ns) for p, s in zip(self.paths, stats, strict=True)
+            ],
+            "names": dict(self.names.mapping),
+            "transform": repr(self.transform),
+            "checks": repr(self.checks),
+            "raises": self.raises,
+            "config": repr(config),
+        }
+
+    def provenance(self) -> dict[str, Any]:
+        """What the store remembers of where it came from (no times: equal runs, equal bytes)."""
+        return {
+            "converted_by": f"alchemi_xr {__version__}",
+            "source": self.kind.name,
+            "files": self.paths if len(self.paths) <= 100 else [*self.paths[:100], "…"],
+            "num_files": len(self.paths),
+            "key_map": dict(self.names.mapping),
+            "units": self.asked["units"],
+            "records": self.scan.records,
+        }
+
+
+def shard_rows(layouts: Sequence[FieldLayout], config: ZarrWriteConfig) -> dict[Level, int]:
+    """Rows of a storage object at each level, as the writer will cut them."""
+    rows: dict[Level, list[int]] = {level: [] for level in LEVELS}
+    for layout in layouts:
+        info = layout.to_info()
+        arguments = encoding(
+            config, info.group, info.name, info.level, info.dtype, info.tail, is_text=info.is_text
+        )
+        rows[layout.level].append(_object_rows(arguments))
+        if layout.holes:
+            mask = encoding(config, "meta", f"present/{info.name}", "system", np.dtype(bool), ())
+            rows["system"].append(_object_rows(mask))
+    return {level: math.lcm(*found) if found else 1 for level, found in rows.items()}
+
+
+def _object_rows(arguments: dict[str, Any]) -> int:
+    return int(arguments.get("shards", arguments["chunks"])[0])
