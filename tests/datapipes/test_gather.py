@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemi_xr.data.block import Block
-from alchemi_xr.data.datapipes.gather import gather, plan_gather
+from alchemi_xr.data.datapipes import gather as gather_module
+from alchemi_xr.data.datapipes.cache import PieceCache
+from alchemi_xr.data.datapipes.gather import gather, piece_rows, plan_cuts
 from alchemi_xr.store import Snapshot, StoreWriter, ZarrWriteConfig, open_store
 
 COUNT = 29
@@ -44,28 +46,66 @@ def snapshot(block: Block, tmp_path_factory: pytest.TempPathFactory) -> Snapshot
     return open_store(path)
 
 
-@given(st.lists(st.integers(0, COUNT - 1), max_size=40))
-def test_a_gather_is_a_take_in_memory(block: Block, snapshot: Snapshot, samples: list[int]) -> None:
+# Nothing cached, pieces that never fit, pieces of which some are dropped, everything cached.
+LIMITS = [None, 10, 600, 10**9]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@given(samples=st.lists(st.integers(0, COUNT - 1), max_size=40))
+def test_a_gather_is_a_take_in_memory(
+    block: Block, snapshot: Snapshot, limit: int | None, samples: list[int]
+) -> None:
     index = np.asarray(samples, dtype=np.int64)
-    found = gather(snapshot, index, block.names)
+    cache = None if limit is None else PieceCache(limit)
     expected = block.take(index)
-    assert np.array_equal(found.atoms_ptr, expected.atoms_ptr)
-    assert np.array_equal(found.edges_ptr, expected.edges_ptr)
-    assert set(found.arrays) == set(expected.arrays)
-    for name, values in expected.arrays.items():
-        assert found.arrays[name].dtype == values.dtype
-        assert np.array_equal(found.arrays[name], values, equal_nan=values.dtype.kind == "f"), name
-    assert np.array_equal(found.has("forces"), expected.has("forces"))
+    for _ in range(2):  # the second time out of the cache
+        found = gather(snapshot, index, block.names, cache)
+        assert np.array_equal(found.atoms_ptr, expected.atoms_ptr)
+        assert np.array_equal(found.edges_ptr, expected.edges_ptr)
+        assert set(found.arrays) == set(expected.arrays)
+        for name, values in expected.arrays.items():
+            there = found.arrays[name]
+            assert there.dtype == values.dtype
+            assert np.array_equal(there, values, equal_nan=values.dtype.kind == "f"), name
+            # What is handed out is the caller's to change; the cache is not.
+            there[...] = 0
+        assert np.array_equal(found.has("forces"), expected.has("forces"))
+        assert cache is None or cache.nbytes <= cache.limit
 
 
-def test_a_plan_reads_each_sample_once_and_in_order() -> None:
-    plan = plan_gather(np.array([7, 2, 7, 3, 2]))
-    assert plan.samples.tolist() == [2, 3, 7]
-    assert plan.order is not None
-    assert plan.samples[plan.order].tolist() == [7, 2, 7, 3, 2]
-    assert plan.runs() == [(2, 4), (7, 8)]
-    assert plan_gather(np.array([2, 3, 9])).order is None
-    assert plan_gather(np.array([], dtype=np.int64)).samples.size == 0
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_module, "_PIECE_BYTES", 64)
+
+
+def test_every_piece_is_read_once(block: Block, snapshot: Snapshot) -> None:
+    cache = PieceCache()
+    gather(snapshot, np.arange(COUNT), block.names, cache)
+    pieces = len(cache)
+    assert pieces > 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "read_rows", None)  # a read would fail
+        patch.setattr(Snapshot, "read_block", None)
+        gather(snapshot, np.array([5, 2, 28]), block.names, cache)
+    assert len(cache) == pieces
+
+
+@given(st.lists(st.integers(0, 60), max_size=50), st.integers(1, 9))
+def test_cuts_cover_a_request_once(rows: list[int], size: int) -> None:
+    wanted = np.asarray(rows, dtype=np.int64)
+    out = np.full(len(rows), -1)
+    cuts = plan_cuts(wanted, size)
+    for cut in cuts:
+        piece = np.arange(cut.piece * size, (cut.piece + 1) * size)
+        assert (out[cut.target] == -1).all()
+        out[cut.target] = piece[cut.source]
+    assert out.tolist() == rows
+    assert len({cut.piece for cut in cuts}) == len(cuts)
+
+
+def test_small_chunks_are_read_many_at_a_time(snapshot: Snapshot) -> None:
+    assert piece_rows(snapshot, "positions") == 4
+    assert piece_rows(snapshot, "energy") == 8
 
 
 def test_some_fields_alone(block: Block, snapshot: Snapshot) -> None:

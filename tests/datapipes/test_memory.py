@@ -39,7 +39,7 @@ for where in (warm, path):
         atoms = 0
         for number, batch in enumerate(loader):
             atoms += batch.num_nodes
-            if shuffle and number == 60:
+            if number == (40 if shuffle else -1):
                 break
 print(json.dumps({"base": base, "peak": status("VmHWM"), "atoms": atoms}))
 """
@@ -87,20 +87,28 @@ def measure(path: Path, order: str, warm: Path) -> dict[str, int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path, int]:
+    """A store to warm up on, one of N samples, one of 4 N; all larger than the cache."""
+    folder = tmp_path_factory.mktemp("memory")
+    warm, small, large = (folder / f"{name}.zarr" for name in ("warm", "small", "large"))
+    write(warm, 8 * STEP)
+    write(small, 8 * STEP)
+    return warm, small, large, write(large, 32 * STEP)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("order", ["sequential", "shuffle"])
-def test_peak_memory_does_not_grow_with_the_store(tmp_path: Path, order: str) -> None:
-    small, large, warm = (tmp_path / f"{name}.zarr" for name in ("small", "large", "warm"))
-    write(warm, STEP)
-    write(small, 4 * STEP)
-    large_bytes = write(large, 16 * STEP)
-    assert large_bytes > 100 * 2**20
+def test_peak_memory_does_not_grow_with_the_store(
+    stores: tuple[Path, Path, Path, int], order: str
+) -> None:
+    warm, small, large, large_bytes = stores
+    assert large_bytes > 200 * 2**20
     one, four = measure(small, order, warm), measure(large, order, warm)
     if order == "sequential":
-        assert four["atoms"] == 4 * one["atoms"] == 16 * STEP * ATOMS
+        assert four["atoms"] == 4 * one["atoms"] == 32 * STEP * ATOMS
     assert four["peak"] < 1.2 * one["peak"]
-    # The imports are most of a peak: what counts is what iterating adds to it.
-    added = four["peak"] - four["base"]
-    assert added < large_bytes / 3, (one, four)
-    assert added < one["peak"] - one["base"] + 16 * 2**20, (one, four)
+    assert four["peak"] - one["peak"] < 24 * 2**20, (one, four)
+    # The imports are most of a peak: what iterating adds to it is far from the whole store.
+    assert four["peak"] - four["base"] < large_bytes / 3, (one, four)

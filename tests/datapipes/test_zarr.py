@@ -44,8 +44,8 @@ def ragged_samples(draw: st.DrawFn) -> list[AtomicData]:
 
     samples = []
     for _ in range(draw(st.integers(1, 6))):
-        atoms = draw(st.integers(1, 5))
-        edges = draw(st.sampled_from([0, 0, 1, 7]))
+        atoms = draw(st.integers(0, 5))
+        edges = draw(st.sampled_from([0, 0, 1, 7])) if atoms else 0
         optional: dict[str, Any] = {
             "forces": floats(atoms, 3),
             "velocities": floats(atoms, 3),
@@ -57,7 +57,7 @@ def ragged_samples(draw: st.DrawFn) -> list[AtomicData]:
             "dipole": floats(1, 3),
         }
         pairs: dict[str, Any] = {
-            "neighbor_list": torch.tensor(rng.integers(0, atoms, (edges, 2))).to(index),
+            "neighbor_list": torch.tensor(rng.integers(0, max(atoms, 1), (edges, 2))).to(index),
             "shifts": floats(edges, 3),
         }
         chosen = {name: value for name, value in optional.items() if draw(st.booleans())}

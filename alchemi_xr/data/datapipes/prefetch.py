@@ -69,9 +69,9 @@ class _Pending:
 
 
 def batch_tensors(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor of a Batch, pointers included."""
+    """Every tensor of a Batch that was copied with it (pointers are made where they are used)."""
     yield from (value for _, value in batch if isinstance(value, Tensor))
-    yield from (batch.atoms_ptr, batch.edges_ptr)
+    yield from batch.present.values()
 
 
 class PrefetchingDataset(ABC):

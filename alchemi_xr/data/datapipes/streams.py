@@ -76,10 +76,7 @@ def make_streams(device: torch.device | None, count: int) -> list[torch.cuda.Str
     """``count`` side streams of a CUDA device; none for any other device."""
     if device is None or device.type != "cuda" or not torch.cuda.is_available():
         return []
-    made: list[torch.cuda.Stream] = [
-        torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        for _ in range(count)
-    ]
+    made: list[torch.cuda.Stream] = [torch.cuda.Stream(device) for _ in range(count)]
     return made
 
 

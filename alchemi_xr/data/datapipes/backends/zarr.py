@@ -19,6 +19,7 @@ from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.datapipes.backends.base import RawSample, Reader, Tensors
+from alchemi_xr.data.datapipes.cache import DEFAULT_BYTES, PieceCache
 from alchemi_xr.data.datapipes.gather import gather
 from alchemi_xr.data.fields import canonical_level, resolve
 from alchemi_xr.data.level import from_numpy, to_numpy
@@ -122,6 +123,8 @@ class AtomicDataZarrReader(Reader):
     include_index_in_metadata : bool
     fields : sequence of str, optional
         Read only these.
+    cache_bytes : int
+        Decoded chunks to keep; 0 keeps none.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class AtomicDataZarrReader(Reader):
         pin_memory: bool = False,
         include_index_in_metadata: bool = True,
         fields: Sequence[str] | None = None,
+        cache_bytes: int = DEFAULT_BYTES,
     ) -> None:
         super().__init__(pin_memory=pin_memory, include_index_in_metadata=include_index_in_metadata)
         self.store = store
@@ -145,6 +149,7 @@ class AtomicDataZarrReader(Reader):
         if self._snapshot is None:
             self._snapshot = open_store(store)
         self._chosen = None if fields is None else self._known(fields)
+        self._cache = PieceCache(cache_bytes)
         # Positions of the samples that are not deleted; of the generation held.
         self._active: IntArray = self._snapshot.active
 
@@ -251,7 +256,7 @@ class AtomicDataZarrReader(Reader):
             The generation is no longer on disk; ``refresh()`` moves on.
         """
         names = self._get_field_names() if fields is None else self._known(fields)
-        return gather(self.snapshot, self._physical(indices), names)
+        return gather(self.snapshot, self._physical(indices), names, self._cache)
 
     def read_batch(self, indices: Sequence[int], fields: Sequence[str] | None = None) -> Batch:
         return self.read_batches([indices], fields)[0]
@@ -309,6 +314,7 @@ class AtomicDataZarrReader(Reader):
         if newest is not self._snapshot:
             self._snapshot.close()
         self._snapshot = newest
+        self._cache.clear()
         self._active = newest.active
         if self._chosen is not None:
             self._chosen = self._known(self._chosen)
@@ -329,6 +335,7 @@ class AtomicDataZarrReader(Reader):
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
+            self._cache.clear()
 
     # -- inside ----------------------------------------------------------------
 
