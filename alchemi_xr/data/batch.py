@@ -8,6 +8,7 @@ Joining is in ``collate``, buffers in ``buffers``, messages in ``comm``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -129,16 +130,27 @@ class Batch(FlatFields):
         levels: dict[str, Level] = dict(extra)
         units: dict[str, str] = {}
         values: list[dict[str, Tensor]] = []
+        loose: set[str] = set()
         for data in samples:
             if data._levels:
                 _merge_levels(levels, data._levels)
             if data._units:
                 units.update(data._units)
             tensors = data._values
-            if extra and data.__dict__:
+            if data.__dict__:
                 added = {k: data.__dict__[k] for k in extra if k in data.__dict__}
                 tensors = {**tensors, **{k: coerce_field(k, v) for k, v in added.items()}}
+                loose.update(k for k, v in data.__dict__.items() if isinstance(v, Tensor))
             values.append(tensors)
+        loose -= {*extra, *(exclude_keys or ())}
+        if loose:
+            warnings.warn(
+                f"Batch.from_data_list: {sorted(loose)} have no level and are left out; register "
+                "them with add_node_property, add_edge_property or add_system_property, or give "
+                "field_levels",
+                UserWarning,
+                stacklevel=2,
+            )
         flat = collate(
             values,
             levels,

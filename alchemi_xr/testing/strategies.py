@@ -7,7 +7,7 @@ that it shrinks), numbers come from a drawn seed (so that it is fast).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,8 +67,10 @@ def random_rows(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
 @st.composite
 def ptrs(draw: st.DrawFn, *, min_samples: int = 0, max_samples: int = 8, max_rows: int = 6) -> Ptr:
     """Pointers, with empty samples and now and then one giant."""
-    counts = draw(st.lists(st.integers(0, max_rows), min_size=min_samples, max_size=max_samples))
-    if counts and draw(st.booleans()):
+    sizes = st.lists(st.integers(0, max_rows), min_size=min_samples, max_size=max_samples)
+    counts: list[int] = draw(sizes)
+    giant = draw(st.booleans())
+    if counts and giant:
         counts[draw(st.integers(0, len(counts) - 1))] = 40
     return counts_to_ptr(np.array(counts, dtype=np.int64))
 
@@ -190,14 +192,14 @@ def selections(draw: st.DrawFn, length: int, *, allow_empty: bool = False) -> tu
             else []
         )
         wanted = [n % length for n in numbers]
-        form = draw(st.sampled_from([list, tuple, lambda v: np.array(v, np.int64)]))
-        return form(numbers), wanted
+        forms: list[Callable[[Any], Any]] = [list, tuple, lambda v: np.array(v, np.int64)]
+        return draw(st.sampled_from(forms))(numbers), wanted
     if kind == "mask":
         bools = draw(st.lists(st.booleans(), min_size=length, max_size=length))
         if not any(bools) and not allow_empty:
             bools[draw(st.integers(0, length - 1))] = True
-        form = draw(st.sampled_from([list, lambda v: np.array(v, bool)]))
-        return form(bools), [i for i, keep in enumerate(bools) if keep]
+        forms = [list, lambda v: np.array(v, bool)]
+        return draw(st.sampled_from(forms))(bools), [i for i, keep in enumerate(bools) if keep]
     start = draw(st.integers(0, length - 1))
     stop = draw(st.integers(start if allow_empty else start + 1, length))
     step = draw(st.sampled_from([1, 2, -1]))

@@ -198,7 +198,9 @@ def test_unknown_names_are_plain_until_registered():
 
 def test_unregistered_tensors_can_be_given_a_level():
     data = water(foo=torch.ones(3))
-    assert "foo" not in Batch.from_data_list([data])
+    with pytest.warns(UserWarning, match=r"\['foo'\] have no level and are left out"):
+        assert "foo" not in Batch.from_data_list([data])
+    assert "foo" not in Batch.from_data_list([data], exclude_keys=["foo"])
     batch = Batch.from_data_list([data, data], field_levels={"foo": "node"})
     assert batch.level_of("foo") == "atom"
     assert len(batch.foo) == 6

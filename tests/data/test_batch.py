@@ -278,8 +278,11 @@ def test_field_access():
         batch["cel"]
     with pytest.raises(AttributeError, match="Nearest: 'energy'"):
         _ = batch.enrgy
-    with pytest.raises(UnknownFieldError):
+    with pytest.raises(UnknownFieldError) as caught:
         del batch["cell"]
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert "no field 'cell'" in str(again)
     del batch["energies"]
     assert "energy" not in batch
     assert [name for name, _ in batch] == ["atomic_numbers", "positions"]
