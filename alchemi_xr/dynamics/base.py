@@ -9,7 +9,7 @@ the host. Many stages at once are `fused`, refilling is `refill`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 
 from alchemi_xr.data.fields import FIELDS
+from alchemi_xr.dynamics.bookkeeping import Guard, InitFn, check_count, put, zero_output
 from alchemi_xr.dynamics.convergence import ConvergenceHook, derive
 from alchemi_xr.dynamics.hook import (
     DynamicsContext,
@@ -51,15 +52,6 @@ __all__ = [
 
 COMM_MODES = ("sync", "async_recv", "fully_async")
 
-# Bookkeeping of the engine itself: name -> value of a new system.
-ENGINE_KEYS: dict[str, tuple[float, torch.dtype]] = {
-    "status": (0, torch.int64),
-    "system_id": (-1, torch.int64),
-}
-# Fields of the engine that mean nothing outside of a run.
-TRANSIENT_KEYS = frozenset({"needs_prime", "energy_previous"})
-
-InitFn = Callable[["Batch"], torch.Tensor]
 _Self = TypeVar("_Self", bound="BaseDynamics")
 
 
@@ -84,34 +76,6 @@ class BufferConfig:
                 raise ConfigError(
                     "BufferConfig", f"{name} must be an integer ≥ 0", found=repr(value)
                 )
-
-
-class Guard:
-    """Values of some fields, to be put back for some of the systems."""
-
-    def __init__(self, batch: Batch, names: Iterable[str]) -> None:
-        self.batch = batch
-        self.saved = {name: batch[name].detach().clone() for name in names if name in batch}
-
-    def restore_except(self, changed: torch.Tensor) -> None:
-        """Put back the rows of systems that are not in ``changed``, bool [B]."""
-        batch = self.batch
-        atoms: torch.Tensor | None = None
-        for name, saved in self.saved.items():
-            values = batch[name]
-            if values is None or values.shape != saved.shape:
-                continue  # an edge field that was rebuilt: nothing to put back
-            level = batch.level_of(name)
-            if level == "edge":
-                continue
-            if level == "atom":
-                if atoms is None:
-                    atoms = changed[batch.batch_idx.long()]
-                rows = atoms
-            else:
-                rows = changed
-            rows = rows.reshape(-1, *(1,) * (saved.ndim - 1))
-            values.copy_(torch.where(rows, values, saved))
 
 
 class BaseDynamics(HookRegistryMixin):
@@ -201,9 +165,9 @@ class BaseDynamics(HookRegistryMixin):
         if isinstance(convergence_hook, Mapping):
             convergence_hook = ConvergenceHook(**convergence_hook)
         where = type(self).__name__
-        _check_count(where, "n_steps", n_steps, optional=True)
-        _check_count(where, "refill_frequency", refill_frequency)
-        _check_count(where, "max_batch_size", max_batch_size)
+        check_count(where, "n_steps", n_steps, optional=True)
+        check_count(where, "refill_frequency", refill_frequency)
+        check_count(where, "max_batch_size", max_batch_size)
         if isinstance(buffer_config, Mapping):
             buffer_config = BufferConfig(**buffer_config)
         if comm_mode not in COMM_MODES:
@@ -218,7 +182,7 @@ class BaseDynamics(HookRegistryMixin):
                     found=rank,
                     mend="give a BufferConfig, or compose the stages with | (unbuffered)",
                 )
-        self.model = model
+        self.model: Any = model
         self.convergence_hook = convergence_hook
         self.n_steps = n_steps
         self.exit_status = exit_status
@@ -239,6 +203,7 @@ class BaseDynamics(HookRegistryMixin):
         self.step_count = 0
         self.current_hook_stage: DynamicsStage | None = None
         self.active_mask: torch.Tensor | None = None
+        self._atoms_of: tuple[torch.Tensor, torch.Tensor] | None = None
         self.stream: Any = None
         self._stream_context: Any = None
         self._frozen: torch.Tensor | None = None
@@ -332,7 +297,7 @@ class BaseDynamics(HookRegistryMixin):
 
     def __add__(self, other: Any) -> FusedStage:
         """Stages that share one batch and one model call a step."""
-        from alchemi_xr.dynamics.fused import compose
+        from alchemi_xr.dynamics.composition import compose
 
         return compose(self, other)
 
@@ -359,7 +324,7 @@ class BaseDynamics(HookRegistryMixin):
             There is nothing to run, or no number of steps.
         """
         if self.inflight_mode:
-            from alchemi_xr.dynamics.fused import run_inflight
+            from alchemi_xr.dynamics.composition import run_inflight
 
             return run_inflight(self, batch, n_steps)
         batch = self.active_batch if batch is None else batch
@@ -372,7 +337,7 @@ class BaseDynamics(HookRegistryMixin):
                 "No step count provided",
                 mend="run(batch, n_steps=...) or n_steps=... in the constructor",
             )
-        _check_count(type(self).__name__, "n_steps", total)
+        check_count(type(self).__name__, "n_steps", total)
         self._ensure_fields(batch)
         if self.convergence_hook is not None:
             self._frozen = torch.zeros(batch.num_graphs, dtype=torch.bool, device=batch.device)
@@ -533,6 +498,16 @@ class BaseDynamics(HookRegistryMixin):
         finally:
             self.active_mask = None
 
+    def active_atoms(self, batch: Batch) -> torch.Tensor | None:
+        """Atoms that the update at hand may move, bool [V]; None = all."""
+        mask = self.active_mask
+        if mask is None:
+            return None
+        # Both updates of a step have the same mask: its atoms are found once.
+        if self._atoms_of is None or self._atoms_of[0] is not mask:
+            self._atoms_of = (mask, mask[batch.batch_idx.long()])
+        return self._atoms_of[1]
+
     def _hooks_may_move(self, active: torch.Tensor | None) -> bool:
         """Whether a hook could change systems that have finished."""
         return active is not None and any(not getattr(h, "read_only", False) for h in self.hooks)
@@ -602,7 +577,7 @@ class BaseDynamics(HookRegistryMixin):
                 batch.set(key, init_fn(batch), level=level)
         for key in sorted(self._needed_outputs()):
             if key not in batch and key in FIELDS:
-                batch.set(key, _zero_output(batch, key), level=FIELDS[key].level)
+                batch.set(key, zero_output(batch, key), level=FIELDS[key].level)
 
     def admit(self, batch: Batch) -> Batch:
         """New systems made ready: ``init_fn``, then bookkeeping afresh.
@@ -682,38 +657,6 @@ class BaseDynamics(HookRegistryMixin):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(model={type(self.model).__name__}, n_steps={self.n_steps})"
-
-
-def put(batch: Batch, name: str, values: torch.Tensor) -> None:
-    """Write a system field, into the existing tensor where there is one."""
-    if name in batch and batch[name].shape == values.shape:
-        batch[name].copy_(values)
-    else:
-        batch.set(name, values, level="system")
-
-
-def column(value: float, dtype: torch.dtype) -> InitFn:
-    """Maker of a system field [B, 1] with one value."""
-
-    def make(batch: Batch) -> torch.Tensor:
-        return torch.full((batch.num_graphs, 1), value, dtype=dtype, device=batch.device)
-
-    return make
-
-
-def _zero_output(batch: Batch, name: str) -> torch.Tensor:
-    spec = FIELDS[name]
-    rows = {"atom": batch.num_nodes, "edge": batch.num_edges, "system": batch.num_graphs}
-    tail = [n for n in spec.tail if isinstance(n, int)]
-    positions = batch["positions"]
-    return torch.zeros((rows[spec.level], *tail), dtype=positions.dtype, device=positions.device)
-
-
-def _check_count(where: str, name: str, value: Any, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(where, f"{name} must be an integer of at least 1", found=repr(value))
 
 
 def __getattr__(name: str) -> Any:

@@ -68,7 +68,7 @@ def _forces_in_graph() -> contextlib.AbstractContextManager[Any]:
     """Let the compiler trace ``torch.autograd.grad``, where this torch can."""
     config = torch._dynamo.config
     if hasattr(config, "trace_autograd_ops"):
-        return config.patch(trace_autograd_ops=True)  # type: ignore[no-any-return]
+        return config.patch(trace_autograd_ops=True)
     return contextlib.nullcontext()
 
 

@@ -8,28 +8,24 @@ each system is decided on the device; the host only looks when it has to.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from alchemi_xr.data.fields import FIELDS
-from alchemi_xr.dynamics.base import (
-    BaseDynamics,
-    Guard,
-    InitFn,
-    column,
-)
+from alchemi_xr.dynamics.base import BaseDynamics
+from alchemi_xr.dynamics.bookkeeping import Guard, InitFn, column
 from alchemi_xr.dynamics.compiling import compile_model
+from alchemi_xr.dynamics.composition import check_sub_stages, migration_rules, reprime_codes
 from alchemi_xr.dynamics.convergence import ConvergenceHook
 from alchemi_xr.dynamics.hook import DynamicsContext, DynamicsStage, Hook
-from alchemi_xr.errors import ConfigError, DynamicsError
+from alchemi_xr.errors import ConfigError
 
 if TYPE_CHECKING:
     from alchemi_xr.data.batch import Batch
 
-__all__ = ["FusedStage", "compose", "run_inflight"]
+__all__ = ["FusedStage"]
 
 # What a hook of one stage may not change for systems of another.
 _SCOPED = ("positions", "velocities", "momenta", "cell", "forces", "energy", "stress", "virial")
@@ -104,7 +100,7 @@ class FusedStage(BaseDynamics):
         **base: Any,
     ) -> None:
         sub_stages = list(sub_stages)
-        _check_sub_stages(sub_stages)
+        check_sub_stages(sub_stages)
         stages = [stage for _, stage in sub_stages]
         kinds = sorted({stage.device_type for stage in stages})
         if len(kinds) > 1:
@@ -139,8 +135,8 @@ class FusedStage(BaseDynamics):
             )
         self._explicit_exit = exit_status != -1
         self.entry_status = entry_status
-        self.reprime_codes = _reprime_codes(reprime_on_entry, sub_stages)
-        self.migration_hooks = _migration_hooks(sub_stages, self.exit_status)
+        self.reprime_codes = reprime_codes(reprime_on_entry, sub_stages)
+        self.migration_hooks = migration_rules(sub_stages, self.exit_status)
         self.compile_step = compile_step
         self.compile_kwargs = dict(compile_kwargs or {})
         self._next_look = 0
@@ -242,7 +238,10 @@ class FusedStage(BaseDynamics):
             self.compile()
         with self._session():
             try:
-                return self._loop(batch, limit)
+                result = self._loop(batch, limit)
+                if result is not None and "needs_prime" in result:
+                    del result["needs_prime"]
+                return result
             finally:
                 for stage in self.dynamics:
                     stage._primed = False
@@ -250,8 +249,9 @@ class FusedStage(BaseDynamics):
     def _loop(self, batch: Batch, limit: int | None) -> Batch | None:
         """Steps until the end; the looks of the host are here."""
         current: Batch | None = batch
-        self._prime(batch)
         left, graduated = self._look(batch)
+        if left:
+            self._prime(batch)
         taken = since_refill = 0
         while current is not None:
             if self.inflight_mode and graduated:
@@ -530,121 +530,6 @@ class FusedStage(BaseDynamics):
             "velocities" in stage.__provides_keys__ for stage in self.dynamics
         ):
             batch["velocities"]  # made on access: a guard has to see it
-
-
-def compose(left: Any, right: Any) -> FusedStage:
-    """``left + right``: the stages of both, one after the other.
-
-    Raises
-    ------
-    TypeError
-        One of them is no dynamics.
-    """
-    if not isinstance(left, BaseDynamics) or not isinstance(right, BaseDynamics):
-        raise TypeError(
-            "Both operands of + must be BaseDynamics (other must be a BaseDynamics instance), "
-            f"found {type(left).__name__} and {type(right).__name__}"
-        )
-    more = right.dynamics if isinstance(right, FusedStage) else [right]
-    if not isinstance(left, FusedStage):
-        fused = FusedStage(list(enumerate([left, *more])))
-        return _inherit(fused, right, shift=1) if isinstance(right, FusedStage) else fused
-    start = max(left.codes) + 1
-    fused = left._extended([(start + i, stage) for i, stage in enumerate(more)])
-    return _inherit(fused, right, shift=start) if isinstance(right, FusedStage) else fused
-
-
-def _inherit(fused: FusedStage, right: FusedStage, *, shift: int) -> FusedStage:
-    """What a fused right operand had of its own, where the left had nothing."""
-    for hook in right.hooks:
-        fused.register_hook(hook, right._hook_stages.get(id(hook)))
-    for position, (code, _) in enumerate(right.sub_stages):
-        if code in right.reprime_codes:
-            fused.reprime_codes |= {shift + position}
-    if fused.sampler is None and right.sampler is not None:
-        fused.sampler, fused.refill_frequency = right.sampler, right.refill_frequency
-    fused.sinks = fused.sinks or list(right.sinks)
-    fused.init_fn = fused.init_fn or right.init_fn
-    fused.n_steps = fused.n_steps if fused.n_steps is not None else right.n_steps
-    if right.compile_step:
-        fused.compile_step = True
-        fused.compile_kwargs = {**right.compile_kwargs, **fused.compile_kwargs}
-    return fused
-
-
-def run_inflight(
-    stage: BaseDynamics, batch: Batch | None = None, n_steps: int | None = None
-) -> Batch | None:
-    """Run one stage with its sampler: a fused stage of one."""
-    fused = FusedStage(
-        [(0, stage)],
-        exit_status=stage.exit_status,
-        active_batch=stage.active_batch,
-        max_batch_size=stage.max_batch_size,
-    )
-    fused.step_count = stage.step_count
-    try:
-        return fused.run(batch, n_steps)
-    finally:
-        stage.step_count = fused.step_count
-        stage.done = fused.done
-
-
-def _check_sub_stages(sub_stages: Sequence[tuple[int, BaseDynamics]]) -> None:
-    if not sub_stages:
-        raise ConfigError("FusedStage", "there is no sub-stage")
-    for code, stage in sub_stages:
-        if not isinstance(stage, BaseDynamics):
-            raise TypeError(
-                f"every sub-stage must be a BaseDynamics instance, found {type(stage).__name__}"
-            )
-        if isinstance(stage, FusedStage):
-            raise TypeError("a FusedStage cannot be a sub-stage. Mend: compose with +")
-        if not isinstance(code, int) or isinstance(code, bool) or code < 0:
-            raise ConfigError("FusedStage", "a status code must be an integer ≥ 0", found=code)
-    codes = [code for code, _ in sub_stages]
-    if len(set(codes)) < len(codes):
-        raise ConfigError("FusedStage", "two sub-stages have the same status code", found=codes)
-
-
-def _reprime_codes(
-    codes: Iterable[int] | None, sub_stages: Sequence[tuple[int, BaseDynamics]]
-) -> frozenset[int]:
-    """Codes given for the whole, and those of stages that ask for it themselves."""
-    if isinstance(codes, bool):
-        raise TypeError("reprime_on_entry of a FusedStage is a list of status codes, not a bool")
-    wanted = frozenset(codes or ())
-    unknown = sorted(wanted - {code for code, _ in sub_stages})
-    if unknown:
-        raise ConfigError(
-            "FusedStage",
-            f"reprime_on_entry names statuses of no stage: {unknown}",
-            expected=[code for code, _ in sub_stages],
-        )
-    return wanted | {code for code, stage in sub_stages if stage.reprime_on_entry}
-
-
-def _migration_hooks(
-    sub_stages: Sequence[tuple[int, BaseDynamics]], exit_status: int
-) -> list[ConvergenceHook | None]:
-    """The rule by which each stage passes systems on, or None for steps alone."""
-    after = [*(code for code, _ in sub_stages[1:]), exit_status]
-    rules: list[ConvergenceHook | None] = []
-    for (code, stage), target in zip(sub_stages, after, strict=True):
-        hook = stage.convergence_hook
-        if hook is None:
-            rules.append(None)
-            continue
-        if not isinstance(hook, ConvergenceHook):
-            raise DynamicsError(
-                type(stage).__name__,
-                "convergence_hook must be a ConvergenceHook",
-                found=type(hook).__name__,
-            )
-        rule = copy.copy(hook)  # the user's own stays as it is
-        rule.source_status, rule.target_status = code, target
-        rules.append(rule)
-    return rules
 
 
 def _migrates(hook: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from alchemi_xr.data.fields import FIELDS
-from alchemi_xr.dynamics.base import TRANSIENT_KEYS, put
+from alchemi_xr.dynamics.bookkeeping import TRANSIENT_KEYS, put
 from alchemi_xr.dynamics.convergence import derive
 from alchemi_xr.errors import DynamicsError
 

@@ -15,6 +15,9 @@ import torch
 from alchemi_xr._typing import IntArray
 from alchemi_xr.data.atomic_data import AtomicData
 from alchemi_xr.data.batch import Batch
+from alchemi_xr.data.datapipes.backends.zarr import AtomicDataZarrReader
+from alchemi_xr.data.datapipes.dataset import Dataset
+from alchemi_xr.data.datapipes.in_memory import InMemoryDataset
 from alchemi_xr.errors import ConfigError, DynamicsError
 
 __all__ = ["SizeAwareSampler"]
@@ -349,10 +352,9 @@ class SizeAwareSampler:
 
 def _sizes(dataset: Any) -> tuple[IntArray, IntArray]:
     """Numbers of atoms and of edges of every sample, int64 [N]."""
-    counts = getattr(dataset, "get_counts", None)
-    if counts is not None:
-        atoms, edges = counts()
-        return np.asarray(atoms, dtype=np.int64), np.asarray(edges, dtype=np.int64)
+    known = _known_sizes(dataset)
+    if known is not None:
+        return known
     sizes = np.zeros((len(dataset), 2), dtype=np.int64)
     for i in range(len(dataset)):
         try:
@@ -362,6 +364,22 @@ def _sizes(dataset: Any) -> tuple[IntArray, IntArray]:
                 "SizeAwareSampler", f"sample {i} of the dataset has no size ({error})"
             ) from error
     return sizes[:, 0].copy(), sizes[:, 1].copy()
+
+
+def _known_sizes(dataset: Any) -> tuple[IntArray, IntArray] | None:
+    """Sizes from pointers that are in memory anyway, where the dataset has them."""
+    if hasattr(dataset, "get_counts"):
+        atoms, edges = dataset.get_counts()
+        return np.asarray(atoms, dtype=np.int64), np.asarray(edges, dtype=np.int64)
+    if type(dataset) is Dataset and type(dataset.reader) is AtomicDataZarrReader:
+        snapshot = dataset.reader.snapshot
+        if len(snapshot.active) == len(dataset):
+            atoms, edges = np.diff(snapshot.atoms_ptr), np.diff(snapshot.edges_ptr)
+            return atoms[snapshot.active], edges[snapshot.active]
+    if type(dataset) is InMemoryDataset:
+        batch = dataset.in_memory_batch
+        return batch.atoms_ptr.diff().cpu().numpy(), batch.edges_ptr.diff().cpu().numpy()
+    return None
 
 
 def _load(dataset: Any, indices: list[int]) -> Batch:

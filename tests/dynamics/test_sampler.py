@@ -147,3 +147,21 @@ def test_large_bins_skip_what_is_drawn(kit):
     assert sampler.build_initial_batch().num_graphs == 2999
     assert list(sampler) == [2999]
     assert sampler.replacement_batch()["dataset_index"].item() == 2999
+
+
+def test_sizes_come_from_pointers_and_equal_the_slow_loop(kit, tmp_path):
+    from alchemi_xr.data import AtomicDataZarrReader, AtomicDataZarrWriter, Batch, Dataset
+    from alchemi_xr.data.datapipes import InMemoryDataset
+    from alchemi_xr.dynamics import sampler as module
+
+    samples = [kit.atoms(1 + i % 4, i) for i in range(9)]
+    writer = AtomicDataZarrWriter(tmp_path / "x.zarr")
+    writer.write(samples)
+    writer.delete([0, 4])
+    stored = Dataset(AtomicDataZarrReader(tmp_path / "x.zarr"), device="cpu")
+    for dataset in (stored, InMemoryDataset(Batch.from_data_list(samples))):
+        atoms, edges = module._known_sizes(dataset)
+        slow = [dataset.get_metadata(i) for i in range(len(dataset))]
+        assert list(zip(atoms.tolist(), edges.tolist(), strict=True)) == slow
+    assert module._known_sizes(kit.ListDataset(samples)) is None
+    stored.close()

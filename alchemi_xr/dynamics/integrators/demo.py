@@ -71,13 +71,13 @@ class DemoDynamics(BaseDynamics):
     def _kick(self, batch: Batch, factor: torch.Tensor | float) -> torch.Tensor:
         """Change of the velocities by the forces at hand, over ``factor`` · dt."""
         masses = batch["atomic_masses"].reshape(-1, 1)
-        kick = batch["forces"] * (to_internal_time(self.dt) * factor / masses)
-        # where, not a product: an idle system may hold NaN forces.
-        return kick if self.active_mask is None else torch.where(self._moving(batch), kick, 0.0)
+        return self._moving(batch, batch["forces"] * (factor * to_internal_time(self.dt)) / masses)
 
-    def _moving(self, batch: Batch) -> torch.Tensor:
-        assert self.active_mask is not None
-        return self.active_mask[batch.batch_idx.long()].unsqueeze(-1)
+    def _moving(self, batch: Batch, change: torch.Tensor) -> torch.Tensor:
+        """The change, for atoms that may move."""
+        atoms = self.active_atoms(batch)
+        # where, not a product: an idle system may hold NaN forces.
+        return change if atoms is None else torch.where(atoms.unsqueeze(-1), change, 0.0)
 
     def pre_update(self, batch: Batch) -> None:
         """Half a kick, then the drift."""
@@ -90,10 +90,7 @@ class DemoDynamics(BaseDynamics):
             count.index_add_(0, batch.batch_idx.long(), pulled.long())
             self._euler = count == 0
         velocities.add_(self._kick(batch, 0.5))
-        drift = velocities * to_internal_time(self.dt)
-        if self.active_mask is not None:
-            drift = torch.where(self._moving(batch), drift, 0.0)
-        batch["positions"].add_(drift)
+        batch["positions"].add_(self._moving(batch, velocities * to_internal_time(self.dt)))
 
     def post_update(self, batch: Batch) -> None:
         """Half a kick by the new forces; a whole one after an Euler start."""
