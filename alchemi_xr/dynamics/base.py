@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -26,6 +25,7 @@ from alchemi_xr.dynamics.hook import (
     HookContext,
     HookRegistryMixin,
 )
+from alchemi_xr.dynamics.options import BufferConfig, EngineOptions
 from alchemi_xr.errors import ConfigError, DynamicsError
 from alchemi_xr.models.base import BaseModelMixin
 
@@ -50,35 +50,10 @@ __all__ = [
     "SizeAwareSampler",
 ]
 
-COMM_MODES = ("sync", "async_recv", "fully_async")
-
 _Self = TypeVar("_Self", bound="BaseDynamics")
 
 
-@dataclass(frozen=True)
-class BufferConfig:
-    """Capacity of the buffers between two ranks.
-
-    Parameters
-    ----------
-    num_systems, num_nodes, num_edges : int
-        Most systems, atoms and edges that one hand-over carries.
-    """
-
-    num_systems: int
-    num_nodes: int
-    num_edges: int
-
-    def __post_init__(self) -> None:
-        for name in ("num_systems", "num_nodes", "num_edges"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(
-                    "BufferConfig", f"{name} must be an integer ≥ 0", found=repr(value)
-                )
-
-
-class BaseDynamics(HookRegistryMixin):
+class BaseDynamics(EngineOptions, HookRegistryMixin):
     """A stage: subclasses write `pre_update` and `post_update`.
 
     A run primes the forces (one model call that is no step), then steps:
@@ -164,42 +139,27 @@ class BaseDynamics(HookRegistryMixin):
             )
         if isinstance(convergence_hook, Mapping):
             convergence_hook = ConvergenceHook(**convergence_hook)
-        where = type(self).__name__
-        check_count(where, "n_steps", n_steps, optional=True)
-        check_count(where, "refill_frequency", refill_frequency)
-        check_count(where, "max_batch_size", max_batch_size)
-        if isinstance(buffer_config, Mapping):
-            buffer_config = BufferConfig(**buffer_config)
-        if comm_mode not in COMM_MODES:
-            raise ConfigError(
-                where, f"unknown comm_mode {comm_mode!r}", expected=", ".join(COMM_MODES)
-            )
-        for name, rank in (("prior_rank", prior_rank), ("next_rank", next_rank)):
-            if rank is not None and rank >= 0 and buffer_config is None:
-                raise ConfigError(
-                    where,
-                    f"buffer_config is required when {name} is given",
-                    found=rank,
-                    mend="give a BufferConfig, or compose the stages with | (unbuffered)",
-                )
+        check_count(type(self).__name__, "n_steps", n_steps, optional=True)
         self.model: Any = model
         self.convergence_hook = convergence_hook
         self.n_steps = n_steps
         self.exit_status = exit_status
         self.reprime_on_entry = reprime_on_entry
-        self.prior_rank = prior_rank
-        self.next_rank = next_rank
-        self.sinks: list[DataSink] = list(sinks or ())
-        self.active_batch = active_batch
-        self.max_batch_size = max_batch_size
-        self.done = done
-        self.sampler = sampler
-        self.refill_frequency = refill_frequency
-        self.init_fn = init_fn
-        self.comm_mode = comm_mode
-        self.buffer_config = buffer_config
-        self.debug_mode = debug_mode
-        self._device_type = device_type
+        self._init_options(
+            prior_rank=prior_rank,
+            next_rank=next_rank,
+            sinks=sinks,
+            active_batch=active_batch,
+            max_batch_size=max_batch_size,
+            done=done,
+            sampler=sampler,
+            refill_frequency=refill_frequency,
+            init_fn=init_fn,
+            device_type=device_type,
+            comm_mode=comm_mode,
+            buffer_config=buffer_config,
+            debug_mode=debug_mode,
+        )
         self.step_count = 0
         self.current_hook_stage: DynamicsStage | None = None
         self.active_mask: torch.Tensor | None = None
@@ -233,65 +193,6 @@ class BaseDynamics(HookRegistryMixin):
         level : {"system", "atom"}
         """
         self._bookkeeping[key] = (init_fn, level)
-
-    # ---------------------------------------------------------------- what it is asked about
-
-    @property
-    def model_config(self) -> Any:
-        return self.model.model_config
-
-    @property
-    def model_is_conservative(self) -> bool:
-        """Whether forces are the gradient of the energy."""
-        return "forces" in set(getattr(self.model_config, "autograd_outputs", ()) or ())
-
-    @property
-    def device_type(self) -> str:
-        if self._device_type is not None:
-            return torch.device(self._device_type).type
-        if isinstance(self.model, torch.nn.Module):
-            parameter = next(self.model.parameters(), None)
-            if parameter is not None:
-                return parameter.device.type
-        return "cuda" if torch.cuda.is_available() else "cpu"
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self._device_type or self.device_type)
-
-    @property
-    def inflight_mode(self) -> bool:
-        """Whether finished systems are replaced from a sampler."""
-        return self.sampler is not None
-
-    @property
-    def is_first_stage(self) -> bool:
-        return self.prior_rank in (None, -1)
-
-    @property
-    def is_final_stage(self) -> bool:
-        return self.next_rank in (None, -1)
-
-    @property
-    def active_batch_size(self) -> int:
-        return 0 if self.active_batch is None else self.active_batch.num_graphs
-
-    @property
-    def room_in_active_batch(self) -> int:
-        return max(0, self.max_batch_size - self.active_batch_size)
-
-    @property
-    def global_rank(self) -> int:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank()
-        return 0
-
-    @property
-    def local_rank(self) -> int:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return int(torch.distributed.get_node_local_rank(fallback_rank=0))
-        return 0
 
     # ---------------------------------------------------------------- composition
 

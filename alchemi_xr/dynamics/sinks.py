@@ -15,6 +15,7 @@ import torch
 
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.block import Block
+from alchemi_xr.dynamics.options import global_rank, local_rank
 from alchemi_xr.errors import ConfigError, DynamicsError, FieldError, StoreNotFoundError
 
 __all__ = ["DataSink", "GPUBuffer", "HostMemory", "ZarrData"]
@@ -56,15 +57,11 @@ class DataSink(ABC):
 
     @property
     def local_rank(self) -> int:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return int(torch.distributed.get_node_local_rank(fallback_rank=0))
-        return 0
+        return local_rank()
 
     @property
     def global_rank(self) -> int:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank()
-        return 0
+        return global_rank()
 
     def write(self, batch: Batch, mask: torch.Tensor | None = None) -> None:
         """Add the systems of a batch, or those of a mask, bool [B].
@@ -165,37 +162,19 @@ class HostMemory(DataSink):
         self._blocks, self._count = [], 0
 
 
-class GPUBuffer(DataSink):
-    """A buffer in GPU memory, allocated once.
-
-    Parameters
-    ----------
-    capacity : int
-    max_atoms, max_edges : int
-        Of one system; ``capacity`` times as many rows are allocated.
-    device : str
-
-    Raises
-    ------
-    DynamicsError
-        There is no CUDA device.
-    """
+class _Preallocated(DataSink):
+    """A buffer allocated once, on any device; `GPUBuffer` is the one that is offered."""
 
     def __init__(
-        self, capacity: int, max_atoms: int, max_edges: int, device: str | torch.device = "cuda"
+        self, capacity: int, max_atoms: int, max_edges: int, device: str | torch.device
     ) -> None:
         super().__init__(capacity)
         for name, value in (("max_atoms", max_atoms), ("max_edges", max_edges)):
             if not isinstance(value, int) or value < 0:
-                raise ConfigError("GPUBuffer", f"{name} must be an integer ≥ 0", found=value)
+                raise ConfigError(
+                    type(self).__name__, f"{name} must be an integer ≥ 0", found=value
+                )
         self._device = torch.device(device)
-        if self._device.type != "cuda" or not torch.cuda.is_available():
-            raise DynamicsError(
-                "GPUBuffer",
-                "a CUDA device is required",
-                found=str(self._device) + ("" if torch.cuda.is_available() else ", no CUDA here"),
-                mend="use HostMemory",
-            )
         self.max_atoms = max_atoms
         self.max_edges = max_edges
         self._buffer: Batch | None = None
@@ -230,7 +209,7 @@ class GPUBuffer(DataSink):
             rows = sum(new) + sum(old or ())
             if rows > self.capacity * limit:
                 raise DynamicsError(
-                    "GPUBuffer",
+                    type(self).__name__,
                     f"{word} capacity exceeded",
                     found=rows,
                     expected=f"{self.capacity} systems of {limit}",
@@ -244,6 +223,35 @@ class GPUBuffer(DataSink):
     def zero(self) -> None:
         if self._buffer is not None:
             self._buffer.zero()
+
+
+class GPUBuffer(_Preallocated):
+    """A buffer in GPU memory, allocated once.
+
+    Parameters
+    ----------
+    capacity : int
+    max_atoms, max_edges : int
+        Of one system; ``capacity`` times as many rows are allocated.
+    device : str
+
+    Raises
+    ------
+    DynamicsError
+        There is no CUDA device.
+    """
+
+    def __init__(
+        self, capacity: int, max_atoms: int, max_edges: int, device: str | torch.device = "cuda"
+    ) -> None:
+        super().__init__(capacity, max_atoms, max_edges, device)
+        if self._device.type != "cuda" or not torch.cuda.is_available():
+            raise DynamicsError(
+                "GPUBuffer",
+                "a CUDA device is required",
+                found=str(self._device) + ("" if torch.cuda.is_available() else ", no CUDA here"),
+                mend="use HostMemory",
+            )
 
 
 class ZarrData(DataSink):

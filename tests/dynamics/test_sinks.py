@@ -6,11 +6,18 @@ import pytest
 import torch
 
 from alchemi_xr.data.block import Block
-from alchemi_xr.dynamics import DataSink, GPUBuffer, HostMemory, ZarrData
+from alchemi_xr.dynamics import DataSink, GPUBuffer, HostMemory, ZarrData, sinks
 
 
 @pytest.fixture(
-    params=["host", "zarr", "zarr-grouped", "zarr-dict", pytest.param("gpu", marks=pytest.mark.gpu)]
+    params=[
+        "host",
+        "preallocated",
+        "zarr",
+        "zarr-grouped",
+        "zarr-dict",
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ]
 )
 def make_sink(request, tmp_path):
     """A maker of an empty sink of each kind."""
@@ -18,6 +25,8 @@ def make_sink(request, tmp_path):
     def make(capacity=4):
         if request.param == "host":
             return HostMemory(capacity)
+        if request.param == "preallocated":
+            return sinks._Preallocated(capacity, max_atoms=5, max_edges=0, device="cpu")
         if request.param == "gpu":
             return GPUBuffer(capacity, max_atoms=5, max_edges=0)
         if request.param == "zarr-dict":
@@ -116,12 +125,13 @@ def test_gpu_buffer_needs_cuda():
         GPUBuffer(4, -1, 5)
 
 
-@pytest.mark.gpu
-def test_gpu_buffer_capacity_is_per_system(kit):
-    sink = GPUBuffer(3, max_atoms=4, max_edges=0)
-    sink.write(numbered(kit, [2, 7]).cuda())  # 9 of 12 atoms
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_buffer_capacity_is_per_system(kit, device):
+    kind = GPUBuffer if device == "cuda" else sinks._Preallocated
+    sink = kind(3, max_atoms=4, max_edges=0, device=device)
+    sink.write(numbered(kit, [2, 7]).to(device))  # 9 of 12 atoms
     with pytest.raises(RuntimeError, match="Atom capacity exceeded"):
-        sink.write(numbered(kit, [5]).cuda())
+        sink.write(numbered(kit, [5]).to(device))
     assert sink.read().num_nodes_list == [2, 7]
     assert sink.read()["mark"].dtype == torch.int64
 
