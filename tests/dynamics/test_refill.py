@@ -132,6 +132,34 @@ def test_two_stages_through_refill_equal_runs_alone(kit, refill_frequency):
     check_against_alone(sink.read(), samples, make)
 
 
+@pytest.mark.parametrize("shared_list", [False, True])
+def test_neighbour_lists_with_a_skin_do_not_outlive_a_refill(kit, shared_list):
+    """A list kept for several steps belongs to the systems it was made for."""
+    samples = argon_clusters(12)
+    for i, data in enumerate(samples):  # all of one size: only the systems change
+        samples[i] = data if data.num_nodes == 5 else kit.atoms(5, i, 4.0)
+        if "tag" not in samples[i].system_properties:
+            samples[i].add_system_property("tag", torch.tensor([[i * i]]))
+
+    def make(**options):
+        model = LennardJonesModel(
+            epsilon=0.0104, sigma=SIGMA, cutoff=7.0, switch_width=1.0, skin=2.0
+        )
+        hooks = model.make_neighbor_hooks() if shared_list else None
+        convergence = ConvergenceHook.from_fmax(0.01)
+        return DemoDynamics(
+            model, n_steps=7, dt=4.0, hooks=hooks, convergence_hook=convergence, **options
+        )
+
+    sink = HostMemory(100)
+    sampler = SizeAwareSampler(kit.ListDataset(samples), max_batch_size=3)
+    make(sampler=sampler, sinks=[sink]).run()
+    result = sink.read()
+    check_against_alone(result, samples, make)
+    assert not result.keys["edge"]
+    assert "neighbor_matrix" not in result
+
+
 def test_init_fn_and_energy_change_through_refill(kit):
     """Derived fields start anew for each newcomer; init_fn sees each of them once."""
     seen: list = []
