@@ -10,7 +10,7 @@ from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.store import StoreWriter
 
 
-def make_clusters(count, seed=0, sizes=(2, 10)):
+def _make_clusters(count, seed=0, sizes=(2, 10)):
     """Argon clusters on a stretched grid as one block, with a name and a tag each."""
     rng = np.random.default_rng(seed)
     atoms = rng.integers(*sizes, size=count)
@@ -34,10 +34,16 @@ def make_clusters(count, seed=0, sizes=(2, 10)):
 
 
 @pytest.fixture
+def make_clusters():
+    """Makes a block of argon clusters."""
+    return _make_clusters
+
+
+@pytest.fixture
 def clusters(tmp_path):
     """A store of 30 clusters, one of them deleted."""
     path = tmp_path / "clusters.zarr"
-    StoreWriter(str(path)).write(make_clusters(31))
+    StoreWriter(str(path)).write(_make_clusters(31))
     StoreWriter(str(path)).delete([4])
     return path
 
@@ -53,8 +59,8 @@ def relax():
         return FIRE(
             LennardJonesModel(epsilon=0.0104, sigma=3.4, cutoff=12.0),
             dt=1.0,
-            n_steps=60,
-            convergence_hook=ConvergenceHook.from_fmax(0.001),
+            n_steps=30,
+            convergence_hook=ConvergenceHook.from_fmax(0.005),
         )
 
     return stages
@@ -68,7 +74,7 @@ def faulty():
     at once), or "kill" (the process, once if ``once`` is a path that is not there).
     """
 
-    def make(tags=(), how="raise", once=None, n_steps=60):
+    def make(tags=(), how="raise", once=None, n_steps=30):
         def stages():
             import os
             import signal
@@ -101,7 +107,7 @@ def faulty():
                 Faulty(epsilon=0.0104, sigma=3.4, cutoff=12.0),
                 dt=1.0,
                 n_steps=n_steps,
-                convergence_hook=ConvergenceHook.from_fmax(0.001),
+                convergence_hook=ConvergenceHook.from_fmax(0.005),
             )
 
         return stages

@@ -53,7 +53,7 @@ def test_every_sample_once_in_order_as_if_run_alone(clusters, relax, tmp_path, r
             np.linalg.norm(mine["forces"], axis=1).max(), abs=0
         )
     # Some end by their force, some by their number of steps.
-    assert 0 < (results["steps"] < 60).sum() < 30
+    assert 0 < (results["steps"] < 30).sum() < 30
     assert open_store(str(tmp_path / "r.zarr")).unit("energy_initial") == "eV"
 
 
@@ -72,11 +72,11 @@ def test_frames_show_every_step_of_every_system(clusters, relax, tmp_path, read)
 
 
 def test_fewer_frames_still_hold_first_and_last(clusters, relax, tmp_path, read):
-    run(clusters, relax, tmp_path, trajectory=tmp_path / "t.zarr", trajectory_every=25)
+    run(clusters, relax, tmp_path, trajectory=tmp_path / "t.zarr", trajectory_every=8)
     results, frames = read(tmp_path / "r.zarr"), read(tmp_path / "t.zarr")
     system, step = frames["dataset_index"].ravel(), frames["step"].ravel()
     for i, n in enumerate(results["steps"]):
-        assert step[system == i].tolist() == sorted({*range(0, n + 1, 25), n})
+        assert step[system == i].tolist() == sorted({*range(0, n + 1, 8), n})
 
 
 def test_units_and_batches_change_nothing(clusters, relax, tmp_path, read, whole, assert_same):
@@ -205,7 +205,7 @@ def test_fused_stages_run_as_they_are(clusters, relax, tmp_path, read):
     results = read(tmp_path / "r.zarr")
     assert report.finished == 30
     assert (results["status"] == 2).all()
-    assert results["steps"].max() == 65
+    assert results["steps"].max() == 35
     assert "velocities" in results
 
 
