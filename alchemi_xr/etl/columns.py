@@ -112,6 +112,8 @@ _BLANK = np.zeros(256, dtype=bool)
 _BLANK[[9, 10, 11, 12, 13, 32]] = True
 _NUMERIC = _BLANK.copy()
 _NUMERIC[list(b"0123456789+-.eEdDnNaAiIfFtTyY")] = True
+# Lines at a time: their characters and digits stay in the cache.
+_BLOCK = 8192
 _POWERS = 10.0 ** np.arange(23)
 _LOGICAL = {b"T": 1, b"F": 0, b"True": 1, b"False": 0, b"true": 1, b"false": 0, b"1": 1, b"0": 0}
 _WHOLE = re.compile(rb"[-+]?\d+\Z")
@@ -173,44 +175,54 @@ def _fixed_width(text: NDArray, lines: int, spec: ColumnSpec) -> dict[str, NDArr
     length, rest = divmod(len(text), lines)
     if rest or length < 2 or not (text[length - 1 :: length] == 10).all():
         return None
-    # One row a character place: what follows runs along the lines.
-    places = np.ascontiguousarray(text.reshape(lines, length).T)
-    filled = places > 32
-    used = filled.any(axis=1)
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], used, [False]))))
-    starts, stops = edges[::2], edges[1::2]
-    if len(starts) != spec.words:
-        return None
+    rows = text.reshape(lines, length)
+    numbers = np.empty((lines, spec.words))
+    elements = np.empty(lines, dtype=np.int64) if spec.species is not None else None
+    for start in range(0, lines, _BLOCK):
+        stop = min(start + _BLOCK, lines)
+        chosen = None if elements is None else elements[start:stop]
+        if not _fixed_block(rows[start:stop], spec, numbers[start:stop], chosen):
+            return None
     out: dict[str, NDArray] = {}
     word = 0
     for column in spec.columns:
         if column.kind == "S":
-            numbers = _symbols_of(places[starts[word] : stops[word]])
-            if numbers is None:
-                return None
-            out["Z"] = numbers
+            assert elements is not None
+            out["Z"] = elements
         else:
-            values = np.empty((lines, column.width))
-            for k in range(column.width):
-                low, high = starts[word + k], stops[word + k]
-                if not _fixed_point(places[low:high], filled[low:high], values[:, k]):
-                    return None
-            out[column.name] = _shaped(column, values)
+            out[column.name] = _shaped(column, numbers[:, word : word + column.width])
         word += column.width
     return out
 
 
-def _symbols_of(chars: NDArray) -> NDArray | None:
+def _fixed_block(
+    rows: NDArray, spec: ColumnSpec, numbers: NDArray, elements: NDArray | None
+) -> bool:
+    # One row a character place: what follows runs along the lines.
+    places = np.ascontiguousarray(rows.T)
+    filled: NDArray = np.greater(places, 32)
+    used = filled.any(axis=1)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], used, [False]))))
+    starts, stops = edges[::2].tolist(), edges[1::2].tolist()
+    if len(starts) != spec.words:
+        return False
+    species = spec.species
+    for word, (low, high) in enumerate(zip(starts, stops, strict=True)):
+        if word == species:
+            assert elements is not None
+            if not _symbols_of(places[low:high], elements):
+                return False
+        elif not _fixed_point(places[low:high], filled[low:high], numbers[:, word]):
+            return False
+    return True
+
+
+def _symbols_of(chars: NDArray, out: NDArray) -> bool:
     if len(chars) > 2 and (chars[2:] > 32).any():
-        return None
-    code = chars[0].astype(np.int64)
-    if len(chars) > 1:
-        second = chars[1].astype(np.int64)
-        code |= np.where(second > 32, second, 32) << 8
-    else:
-        code |= 32 << 8
-    numbers = _SYMBOLS[code]
-    return None if (numbers < 0).any() else numbers
+        return False
+    second = np.maximum(chars[1], 32) if len(chars) > 1 else np.full(chars.shape[1], 32, np.uint8)
+    np.take(_SYMBOLS, chars[0].astype(np.uint16) | second.astype(np.uint16) << 8, out=out)
+    return bool(out.min() >= 0)
 
 
 def _fixed_point(chars: NDArray, filled: NDArray, out: NDArray) -> bool:
@@ -220,55 +232,53 @@ def _fixed_point(chars: NDArray, filled: NDArray, out: NDArray) -> bool:
     a power of ten up to 10**22 is rounded once.
     """
     width = len(chars)
-    digits = chars - 48  # uint8: all that is no digit becomes more than 9
-    is_digit = digits < 10
-    whole_rows = is_digit.all(axis=1)
-    points = np.flatnonzero((chars[:, 0] == 46) & ~is_digit[:, 0])
+    points = np.flatnonzero(chars[:, 0] == 46)
     if len(points) > 1 or width > 24:
         return False
     point = int(points[0]) if len(points) else width
-    if len(points) and not (chars[point] == 46).all():
-        return False
     decimals = width - point - 1 if len(points) else 0
-    if (len(points) and decimals == 0) or not whole_rows[point + 1 :].all():
+    if point == 0 or (len(points) and (decimals == 0 or not (chars[point] == 46).all())):
         return False
-    head, head_digit, head_filled = chars[:point], is_digit[:point], filled[:point]
-    if point == 0 or not head_digit[-1].all():
+    digits = chars - 48  # uint8: all that is no digit becomes more than 9
+    if decimals and digits[point + 1 :].max() > 9:
         return False
-    # Before the point: blanks, then at most one sign, then digits.
-    plain = head_digit | ~head_filled
-    negative = np.zeros(chars.shape[1], dtype=bool)
-    started = np.zeros(chars.shape[1], dtype=bool)
-    for place in range(point):
-        if whole_rows[place] and place and started.all():
+    # Before the point, from it to the left: digits, at most one sign, blanks.
+    negative: NDArray | None = None
+    ended: NDArray = np.zeros(0, dtype=bool)
+    if digits[point - 1].max() > 9:
+        return False
+    for place in range(point - 2, -1, -1):
+        row = digits[place]
+        if row.max() <= 9 and negative is None:
             continue
-        now = head_filled[place]
-        if (started & ~now).any():
+        odd: NDArray = np.greater(row, 9)
+        minus: NDArray = np.equal(chars[place], 45)
+        blank: NDArray = np.logical_not(filled[place])
+        if (odd & ~minus & ~blank & (chars[place] != 43)).any():
             return False
-        if not plain[place].all():
-            minus = head[place] == 45
-            sign = minus | (head[place] == 43)
-            if (~plain[place] & ~sign).any() or (sign & started).any():
-                return False
-            negative |= minus
-        started |= now
+        # Left of anything that is no digit there are only blanks.
+        if negative is not None and (ended & ~blank).any():
+            return False
+        ended = odd if negative is None else ended | odd
+        negative = minus if negative is None else negative | minus
+        digits[place] = np.where(odd, 0, row)
     mantissa = np.zeros(chars.shape[1], dtype=np.float64)
     significant = 0
-    for place in range(width):
-        if place == point:
-            continue
+    for place in (*range(point), *range(point + 1, width)):
         row = digits[place]
-        if not whole_rows[place]:
-            row = np.where(is_digit[place], row, 0)
-        if significant or row.any():
-            significant += 1
+        if significant:
             mantissa *= 10.0
             mantissa += row
+            significant += 1
+        elif row.any():
+            mantissa += row
+            significant = 1
     if significant > 15:
         return False
     if decimals:
         mantissa /= _POWERS[decimals]
-    np.negative(mantissa, out=mantissa, where=negative)
+    if negative is not None:
+        np.negative(mantissa, out=mantissa, where=negative)
     out[:] = mantissa
     return True
 
@@ -278,7 +288,7 @@ def _free_numbers(text: NDArray, lines: int, spec: ColumnSpec) -> dict[str, NDAr
     blank = _BLANK[text]
     begins = ~blank
     begins[1:] &= blank[:-1]
-    words = np.flatnonzero(begins)
+    words: NDArray = np.flatnonzero(begins)
     if len(words) != lines * spec.words:
         return None
     words = words.reshape(lines, spec.words)

@@ -222,20 +222,19 @@ def _from_json(text: str, otherwise: str | None = None) -> Value:
     return array
 
 
-def parse_comment(text: str) -> tuple[dict[str, Value], str]:
-    """Values by key (the last one wins), and the ``Properties`` string, empty if none.
+def parse_comment(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Keys and raw values in order, and the ``Properties`` string, empty if none.
 
     A comment without any ``=`` is a title and comes under the key ``comment``.
     """
     if "=" not in text:
         title = text.strip()
-        return ({"comment": title} if title else {}), ""
-    pairs = split_comment(text)
+        return ([("comment", title)] if title else []), ""
     properties = ""
-    values: dict[str, Value] = {}
-    for key, raw in pairs:
-        if key == "Properties" or key == "properties":
-            properties = raw
+    pairs = []
+    for pair in split_comment(text):
+        if pair[0] == "Properties" or pair[0] == "properties":
+            properties = pair[1]
         else:
-            values[key] = parse_value(raw)
-    return values, properties
+            pairs.append(pair)
+    return pairs, properties

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from alchemi_xr._typing import NDArray
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.etl.columns import ColumnSpec, LineFault, parse_properties
-from alchemi_xr.etl.comment import Value, parse_comment
+from alchemi_xr.etl.comment import Value, parse_comment, parse_value
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import voigt_to_matrix
 
@@ -19,6 +20,7 @@ __all__ = ["FrameFault", "FrameHead", "column_targets", "read_head"]
 
 # Written in Fortran order by ASE and read so by it; for symmetric tensors it is the same.
 _FORTRAN = ("stress", "virial")
+_SCALARS = frozenset(n for n, s in FIELDS.items() if s.level == "system" and s.tail == (1,))
 
 
 class FrameFault(Exception):
@@ -65,22 +67,48 @@ def read_head(comment: str, names: NameMap) -> FrameHead:
         raise FrameFault(fault.field, fault.reason) from None
     system: dict[str, Value] = {}
     ranks: dict[str, int] = {}
-    for key, value in raw.items():
+    for key, text in raw:
         target = names.target(key, "system")
         name = target.name
-        if ranks.get(name, target.rank + 1) <= target.rank:
+        # Of a key given twice the last value stands, as in a Python dict.
+        if ranks.get(name, target.rank) < target.rank:
             continue
         ranks[name] = target.rank
-        spec_of = FIELDS.get(name)
-        system[name] = value if spec_of is None else _known(key, name, value)
+        system[name] = _value(key, name, text)
     if "pbc" not in system:
         # A lattice without pbc is periodic, as ASE and the format's authors have it.
-        system["pbc"] = np.full(3, "cell" in system)
+        system["pbc"] = _PERIODIC if "cell" in system else _OPEN
     if "stress" not in system and "virial" in system and "cell" in system:
-        volume = abs(float(np.linalg.det(system["cell"])))  # type: ignore[arg-type]
+        volume = _volume(system["cell"])
         if volume > 0:
             system["stress"] = -np.asarray(system["virial"]) / volume
-    return FrameHead(spec, properties, system, tuple(raw))
+    return FrameHead(spec, properties, system, tuple([key for key, _ in raw]))
+
+
+_PERIODIC, _OPEN = np.ones(3, dtype=bool), np.zeros(3, dtype=bool)
+
+
+@lru_cache(maxsize=8192)
+def _value(key: str, name: str, text: str) -> Value:
+    """A value in the form of its field; files repeat most of theirs."""
+    if name in _SCALARS:
+        try:
+            # A fast way for what differs in every frame: energies.
+            if "_" not in text:
+                return np.array([float(text)])
+        except ValueError:
+            pass
+    value = parse_value(text)
+    return _known(key, name, value) if name in FIELDS else value
+
+
+def _volume(cell: Any) -> float:
+    a, b, c = cell.tolist()
+    return abs(
+        a[0] * (b[1] * c[2] - b[2] * c[1])
+        - a[1] * (b[0] * c[2] - b[2] * c[0])
+        + a[2] * (b[0] * c[1] - b[1] * c[0])
+    )
 
 
 def _known(key: str, name: str, value: Value) -> NDArray:
@@ -131,7 +159,7 @@ def stress_conflict(head: FrameHead) -> bool:
     system: dict[str, Any] = head.system
     if not {"stress", "virial", "cell"} <= system.keys():
         return False
-    volume = abs(float(np.linalg.det(system["cell"])))
+    volume = _volume(system["cell"])
     if volume == 0:
         return False
     return not np.allclose(

@@ -155,14 +155,16 @@ class Checks:
                 values = block.arrays.get(name)
                 if values is None:
                     continue
-                bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-                for sample in self._samples(block, name, bad):
+                bad = np.logical_not(np.isfinite(values)).any(
+                    axis=tuple(range(1, values.ndim))
+                )
+                for sample in self._samples(block, name, np.asarray(bad)):
                     failed.setdefault(sample, (sample, name, "holds NaN or infinity"))
         if self.max_force is not None and "forces" in block:
             with np.errstate(over="ignore", invalid="ignore"):
                 norms = np.sqrt((block["forces"] ** 2).sum(axis=1))
-            bad = ~(norms <= self.max_force)
-            for sample in self._samples(block, "forces", bad):
+            above: NDArray = np.logical_not(norms <= self.max_force)
+            for sample in self._samples(block, "forces", above):
                 reason = f"a force is above {self.max_force} eV/Å"
                 failed.setdefault(sample, (sample, "forces", reason))
         return [failed[sample] for sample in sorted(failed)]

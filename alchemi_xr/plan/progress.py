@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
+from alchemi_xr.config import option
+
 __all__ = ["LogProgress", "NoProgress", "Progress", "RichProgress", "open_progress"]
 
 
@@ -149,9 +151,12 @@ class RichProgress:
 
 
 def open_progress(progress: bool | Progress = True) -> Progress:
-    """A progress display: the one given, none, or what fits the terminal."""
+    """A progress display: the one given, none, or what the options and the terminal ask for."""
     if not isinstance(progress, bool):
         return progress
-    if not progress:
+    mode = option("progress") if progress else "off"
+    if mode == "off":
         return NoProgress()
-    return RichProgress() if sys.stderr.isatty() else LogProgress()
+    if mode == "bar" or (mode == "auto" and sys.stderr.isatty()):
+        return RichProgress()
+    return LogProgress()

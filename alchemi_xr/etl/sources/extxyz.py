@@ -132,7 +132,8 @@ class ExtxyzSource:
         """Parse the frames of a partition, all files of it together."""
         if self.schema is None:
             raise SourceError(self.paths[0], "read before scan", mend="call scan() first")
-        texts, frames = [], []
+        texts: list[bytes] = []
+        frames: list[_FrameText] = []
         for segment in partition.segments:
             with open(self.files[segment.file], "rb") as file:
                 file.seek(segment.start)
@@ -231,7 +232,7 @@ def _scan_file(job: _Job) -> _FileScan:
 def _signature(head: FrameHead, atoms: int) -> Any:
     """What matters of a head for the schema: equal ones are counted, not observed."""
     shapes = tuple(
-        (name, "str", ()) if isinstance(value, str) else (name, value.dtype.name, value.shape)
+        (name, "str", ()) if isinstance(value, str) else (name, value.dtype.char, value.shape)
         for name, value in head.system.items()
     )
     # The number of atoms matters only for arrays that may have one row an atom.
