@@ -196,7 +196,8 @@ class RaggedAccessor:
 
         Examples
         --------
-        >>> fmax = ds.ragged.reduce((ds.forces**2).sum("xyz") ** 0.5, "max")  # doctest: +SKIP
+        >>> norm = xr.dot(ds.forces, ds.forces, dim="xyz") ** 0.5  # doctest: +SKIP
+        >>> fmax = ds.ragged.reduce(norm, "max")                   # doctest: +SKIP
         """
         return _reduce.reduce(self._ds, what, op, initial=initial)
 

@@ -98,6 +98,8 @@ def preferred(
     if not loads or struct.num_samples == 0:
         return (struct.num_samples,)
     level = max(loads, key=lambda k: loads[k])
+    if loads[level] <= STORED_BLOCK_BYTES:
+        return (struct.num_samples,)
     ptr = struct.ptr(level)
     step = max(1, stored_rows(level))
     step *= max(1, -(-STORED_BLOCK_BYTES // (step * row_bytes[level])))

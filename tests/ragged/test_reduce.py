@@ -38,7 +38,7 @@ def chunks(request):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["positions", "forces", "shifts", "feature"])
+@pytest.mark.parametrize("name", ["forces", "shifts"])
 def test_equals_the_slow_loop(path, block, chunks, op, name):
     ds = open_dataset(path, chunks=chunks)
     out = ds.ragged.reduce(name, op)
