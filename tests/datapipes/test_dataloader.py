@@ -370,6 +370,70 @@ def test_an_error_in_a_thread_reaches_the_loop(
         assert seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_each_batch_waits_for_its_stream(dataset: Dataset) -> None:
+    waited: list[str] = []
+
+    class Event:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait(self) -> None:
+            waited.append(self.name)
+
+    class Stream:
+        """Stands for a CUDA stream: the path is the same without one."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def record_event(self) -> Event:
+            return Event(self.name)
+
+    loader = DataLoader(dataset, batch_size=4, prefetch_factor=2)
+    assert loader.use_streams == torch.cuda.is_available()
+    loader._streams = [Stream("a"), Stream("b")]  # type: ignore[list-item]
+    iterator = iter(loader)
+    next(iterator)
+    assert waited == ["a"]
+    assert len(list(iterator)) == 5
+    assert waited == ["a", "a", "b", "b", "a", "a"]
+
+
+def test_without_workers_everything_is_read_here(
+    store: Path, no_threads: Callable[[], list[str]]
+) -> None:
+    with Dataset(AtomicDataZarrReader(store), device="cpu", num_workers=0) as dataset:
+        loader = DataLoader(dataset, batch_size=4, prefetch_factor=2)
+        for _ in loader:
+            assert no_threads() == []
+        assert list(chain.from_iterable(epoch(loader))) == list(range(23))
+
+
+def test_torchs_own_loader_takes_a_dataset(dataset: Dataset) -> None:
+    from torch.utils.data import DataLoader as TorchLoader
+
+    def collate(samples: list[Any]) -> Batch:
+        return Batch.from_data_list([data for data, _ in samples])
+
+    seen = [ids(b) for b in TorchLoader(dataset, batch_size=5, collate_fn=collate)]
+    assert list(chain.from_iterable(seen)) == list(range(23))
+
+
+@pytest.mark.gpu
+def test_batches_arrive_on_the_gpu(store: Path) -> None:
+    with (
+        Dataset(AtomicDataZarrReader(store), device="cuda") as dataset,
+        Dataset(AtomicDataZarrReader(store), device="cpu") as plain,
+    ):
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, pin_memory=True)
+        assert loader.use_streams
+        for batch in loader:
+            assert batch.device.type == "cuda"
+            expected = plain.get_batch(ids(batch))
+            for name, value in expected:
+                assert torch.equal(batch[name].cpu(), value), name
+
+
 def test_two_iterations_at_once_do_not_mix(dataset: Dataset) -> None:
     loader = DataLoader(dataset, batch_size=6)
     pairs = [(ids(a), ids(b)) for a, b in zip(loader, loader, strict=True)]
