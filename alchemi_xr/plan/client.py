@@ -163,7 +163,7 @@ def _own_cluster(workers: int) -> Runner:
         n_workers=workers,
         threads_per_worker=1,
         processes=True,
-        dashboard_address=None,
+        dashboard_address=":0",
         silence_logs=40,
     )
     client = Client(cluster)
