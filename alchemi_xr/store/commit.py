@@ -32,13 +32,16 @@ class Session:
     Parameters
     ----------
     place : Place
+    read_only : bool
+        For a look that must not touch anything.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, read_only: bool = False) -> None:
         self.place = place
+        self.read_only = read_only
         self.store: Store
         if place.path is not None:
-            self.store = DurableStore(place.path)
+            self.store = DurableStore(place.path, read_only=read_only)
         else:
             assert place.store is not None
             self.store = place.store
@@ -55,7 +58,9 @@ class Session:
         """An array, open for writing."""
         array = self._arrays.get(path)
         if array is None:
-            array = self._arrays[path] = layout.open_array(self.store, self.key(path), write=True)
+            array = self._arrays[path] = layout.open_array(
+                self.store, self.key(path), write=not self.read_only
+            )
         return array
 
     def put(self, path: str, array: zarr.Array[Any]) -> None:

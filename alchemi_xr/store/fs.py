@@ -28,15 +28,22 @@ __all__ = [
     "fsync_dir",
     "fsync_file",
     "fsync_paths",
+    "finish_swap",
     "fsync_tree",
+    "journal_path",
     "link_new",
     "looks_like_store",
     "partial_files",
+    "previous_path",
     "publish",
     "remove_file",
     "remove_tree",
     "rename",
     "sibling",
+    "swap",
+    "swapped_in",
+    "unfinished_path",
+    "unfinished_prefix",
     "write_file",
 ]
 
@@ -113,7 +120,13 @@ def remove_file(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all below it; nothing happens when it is not there."""
+    """Remove a folder and all below it; nothing happens when it is not there.
+
+    A root document goes first: by its absence a reader that still holds the
+    folder tells that it reads ruins.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path / "zarr.json")
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
 
@@ -257,12 +270,82 @@ def publish(built: Path, dest: Path, *, overwrite: bool = False) -> None:
             "is there and is no store, so it is not replaced, not even with overwrite",
             mend="give another path, or move what is there away yourself",
         )
-    if exchange(built, dest):
-        fsync_dir(dest.parent)
-        remove_tree(built)
-        return
-    aside = sibling(dest, f"replaced-{uuid.uuid4().hex[:8]}")
-    os.rename(dest, aside)
-    os.rename(built, dest)
-    fsync_dir(dest.parent)
+    aside = unfinished_path(dest)
+    swap(built, dest, aside)
     remove_tree(aside)
+
+
+# -- the swap ----------------------------------------------------------------
+
+
+def previous_path(path: Path) -> Path:
+    """Where the generation before the last rewrite is kept."""
+    return sibling(path, "previous")
+
+
+def unfinished_prefix(path: Path) -> str:
+    """Beginning of the names of folders beside a store that are not, or no longer, it."""
+    return f".{path.name}.rewrite-"
+
+
+def unfinished_path(path: Path) -> Path:
+    """A fresh name of that kind."""
+    return path.parent / f"{unfinished_prefix(path)}{uuid.uuid4().hex[:8]}"
+
+
+def journal_path(path: Path) -> Path:
+    """The note that a swap by two renames has begun."""
+    return sibling(path, "swap")
+
+
+def swap(built: Path, path: Path, aside: Path) -> None:
+    """Put a finished folder in the place of another, which then stands aside.
+
+    In one step where the kernel can exchange two names. Elsewhere in two, with
+    a note first: between them readers find the new folder by the note, and the
+    next writer makes the second step.
+    """
+    if exchange(built, path):
+        fsync_dir(path.parent)
+        _put_aside(built, path, aside)
+        return
+    journal = journal_path(path)
+    atomic_replace(journal, json.dumps({"built": built.name}).encode())
+    _put_aside(path, path, aside)
+    rename(built, path)
+    fsync_dir(path.parent)
+    remove_file(journal)
+
+
+def _put_aside(old: Path, path: Path, aside: Path) -> None:
+    doomed = None
+    if aside.exists():
+        # Renamed first: a folder half removed must not be taken for a generation.
+        doomed = unfinished_path(path)
+        rename(aside, doomed)
+    rename(old, aside)
+    fsync_dir(path.parent)
+    if doomed is not None:
+        remove_tree(doomed)
+
+
+def swapped_in(path: Path) -> Path | None:
+    """The new folder while a swap stands between its two renames."""
+    try:
+        built = path.parent / str(json.loads(journal_path(path).read_bytes())["built"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return built if built.is_dir() else None
+
+
+def finish_swap(path: Path) -> None:
+    """Make the second step of a swap whose first was made; call it off before that."""
+    journal = journal_path(path)
+    if not journal.exists():
+        return
+    built = swapped_in(path)
+    if built is not None and not path.exists():
+        rename(built, path)
+        fsync_dir(path.parent)
+    remove_file(journal)
+    fsync_dir(path.parent)

@@ -197,16 +197,18 @@ class PinnedStore(LocalStore):
     def __str__(self) -> str:
         return f"file://{self.path.as_posix()}"
 
-    def is_pinned(self) -> bool:
-        """Whether the folder first opened is still the one that is read."""
+    def is_whole(self) -> bool:
+        """Whether the folder first opened is still the one that is read, and not removed."""
         try:
-            return os.stat(self.root).st_ino == self._identity
+            same = os.stat(self.root).st_ino == self._identity
+            os.stat(f"{self.root}/zarr.json")
         except OSError:
             return False
+        return same
 
     def missing(self, key: str) -> MissingChunkError | StaleSnapshotError:
         """The error for an object that should be there."""
-        if not (self.root / "zarr.json").exists() or not self.is_pinned():
+        if not self.is_whole():
             return StaleSnapshotError(
                 str(self.path),
                 "the generation that this reader holds is no longer on disk",

@@ -9,6 +9,7 @@ else is read when asked for, in bounded pieces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,11 @@ class Snapshot:
     def place(self) -> Place:
         """The store's address."""
         return self._state.place
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that is read, when it is one."""
+        return None if self._state.pinned is None else self._state.pinned.path
 
     @property
     def schema(self) -> StoreSchema:
@@ -311,7 +317,7 @@ class Snapshot:
                 mend="restore the array's chunk files from a copy; "
                 "`alchemi-xr verify` lists those that are damaged",
             ) from error
-        if pinned is not None and not pinned.is_pinned():
+        if pinned is not None and not pinned.is_whole():
             raise StaleSnapshotError(
                 self.where,
                 "the generation that this reader holds was replaced while it read",

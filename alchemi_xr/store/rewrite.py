@@ -6,9 +6,7 @@ the size of the store.
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +23,9 @@ from alchemi_xr.store.codecs import ZarrWriteConfig
 from alchemi_xr.store.incoming import globalised
 from alchemi_xr.store.locate import Place
 from alchemi_xr.store.reader import Snapshot, open_store
-from alchemi_xr.store.rewrite_names import journal_path, previous_path, rewrite_prefix
 from alchemi_xr.store.schema import FieldInfo
 
-__all__ = ["finish_swap", "rewrite", "swap_in"]
+__all__ = ["clear_unfinished", "copy_samples", "rewrite"]
 
 _BLOCK_BYTES = 32 * 2**20
 
@@ -53,12 +50,12 @@ def rewrite(
 
     if place.path is not None:
         clear_unfinished(place.path)
-        built = fs.sibling(place.path, f"rewrite-{uuid.uuid4().hex[:8]}")
+        built = fs.unfinished_path(place.path)
         try:
             with open_store(place) as snapshot:
                 copy(snapshot, Place(place.where, path=built))
             fs.fsync_dir(place.path.parent)
-            swap_in(built, place.path)
+            fs.swap(built, place.path, fs.previous_path(place.path))
         except Exception:
             fs.remove_tree(built)
             raise
@@ -168,58 +165,9 @@ class _Stream:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-# -- the swap ----------------------------------------------------------------
-
-
-def swap_in(built: Path, path: Path) -> None:
-    """Put a finished store in the place of another, in one step.
-
-    The old one then stands aside until the next rewrite.
-    """
-    if fs.exchange(built, path):
-        fs.fsync_dir(path.parent)
-        _put_aside(built, path)
-        return
-    # Two renames, and a note that tells both readers and the next writer what
-    # is meant between them.
-    note = json.dumps({"built": built.name})
-    fs.atomic_replace(journal_path(path), note.encode())
-    finish_swap(path)
-
-
-def _put_aside(old: Path, path: Path) -> None:
-    previous = previous_path(path)
-    if previous.exists():
-        # Renamed first: a folder half removed must not be taken for a generation.
-        doomed = path.parent / f"{rewrite_prefix(path)}{uuid.uuid4().hex[:8]}"
-        fs.rename(previous, doomed)
-        fs.rename(old, previous)
-        fs.remove_tree(doomed)
-    else:
-        fs.rename(old, previous)
-    fs.fsync_dir(path.parent)
-
-
-def finish_swap(path: Path) -> None:
-    """Complete a swap by two renames that was begun, if there is one."""
-    journal = journal_path(path)
-    try:
-        note = json.loads(journal.read_text())
-    except (OSError, ValueError):
-        return
-    built = path.parent / str(note["built"])
-    if built.is_dir():
-        if path.exists():
-            _put_aside(path, path)
-        fs.rename(built, path)
-        fs.fsync_dir(path.parent)
-    fs.remove_file(journal)
-    fs.fsync_dir(path.parent)
-
-
 def clear_unfinished(path: Path) -> None:
     """Remove what killed rewrites left beside a store; the caller holds its lease."""
-    prefix = rewrite_prefix(path)
+    prefix = fs.unfinished_prefix(path)
     with os.scandir(path.parent) as entries:
         names = [entry.name for entry in entries if entry.name.startswith(prefix)]
     for name in names:

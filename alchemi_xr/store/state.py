@@ -30,7 +30,6 @@ from alchemi_xr.errors import (
 from alchemi_xr.store import fs, layout
 from alchemi_xr.store._compat import read_json, wait
 from alchemi_xr.store.locate import PinnedStore, Place
-from alchemi_xr.store.rewrite_names import previous_path, swapped_in
 from alchemi_xr.store.schema import KEY, TEXT, Counts, FieldInfo, Group, StoreSchema, table_unit
 
 __all__ = ["StoreState", "read_state", "root_attributes"]
@@ -126,7 +125,7 @@ def _pin(place: Place) -> Store:
         return PinnedStore(place.path)
     except FileNotFoundError:
         # Between the two renames of a swap the new generation stands aside.
-        aside = swapped_in(place.path)
+        aside = fs.swapped_in(place.path)
         if aside is not None:
             try:
                 return PinnedStore(aside)
@@ -217,9 +216,9 @@ def _gone(place: Place, generation: int) -> StaleSnapshotError:
 
 def _from_previous(place: Place, generation: int) -> StoreState:
     """An older generation from the folder that the last rewrite put aside."""
-    if place.path is None or not previous_path(place.path).is_dir():
+    if place.path is None or not fs.previous_path(place.path).is_dir():
         raise _gone(place, generation)
-    aside = previous_path(place.path)
+    aside = fs.previous_path(place.path)
     store = PinnedStore(aside)
     attributes = root_attributes(place, store)
     ours, current = StoreSchema.from_attributes(attributes, where=place.where)
@@ -408,7 +407,7 @@ def _open(place: Place, store: Store, path: str) -> zarr.Array[Any]:
     except AlchemiError:
         raise
     except Exception as error:
-        if isinstance(store, PinnedStore) and not store.is_pinned():
+        if isinstance(store, PinnedStore) and not store.is_whole():
             raise store.missing(path) from error
         raise CorruptStoreError(
             place.where,

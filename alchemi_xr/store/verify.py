@@ -26,8 +26,7 @@ from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot, open_store
 from alchemi_xr.store.recover import committed_lengths, leftovers, open_for_writing
-from alchemi_xr.store.rewrite import clear_unfinished, finish_swap, rewrite
-from alchemi_xr.store.rewrite_names import rewrite_prefix
+from alchemi_xr.store.rewrite import clear_unfinished, rewrite
 from alchemi_xr.store.schema import StoreSchema
 from alchemi_xr.store.state import root_attributes
 
@@ -108,7 +107,12 @@ def verify(store: Any, *, data: bool = False) -> Report:
         _torn_arrays(place, report)
         return report
     with snapshot:
-        session = Session(place)
+        # Between the two renames of a swap the store stands under another name.
+        folder = snapshot.folder
+        on_disk = place if folder is None else Place(place.where, path=folder)
+        session = Session(on_disk, read_only=True)
+        if place.path is not None and fs.journal_path(place.path).exists():
+            report.leftovers.append("a swap of folders was begun and not finished")
         for check in (_lengths, _chunks, _row_masks, _edges, _leftovers):
             try:
                 check(snapshot, session, report)
@@ -122,7 +126,7 @@ def verify(store: Any, *, data: bool = False) -> Report:
 
 def _torn_arrays(place: Place, report: Report) -> None:
     """Name all missing chunks of the pointers of a store of ours."""
-    session = Session(place)
+    session = Session(place, read_only=True)
     ours, current = StoreSchema.from_attributes(
         root_attributes(place, session.store), where=place.where
     )
@@ -248,7 +252,7 @@ def _leftovers(snapshot: Snapshot, session: Session, report: Report) -> None:
     partials = fs.partial_files(path)
     if partials:
         report.leftovers.append(f"{len(partials)} temporary files of a killed writer")
-    prefix = rewrite_prefix(path)
+    prefix = fs.unfinished_prefix(path)
     report.leftovers += [
         f"unfinished rewrite {name!r} beside the store"
         for name in sorted(os.listdir(path.parent))
@@ -296,7 +300,7 @@ def repair(store: Any, *, drop: Iterable[str] = ()) -> Report:
         drop = [drop]
     with Lease(place):
         if place.path is not None:
-            finish_swap(place.path)
+            fs.finish_swap(place.path)
             if place.path.is_dir():
                 clear_unfinished(place.path)
         session = Session(place)

@@ -8,7 +8,6 @@ that end is cut off by the next one.
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot
 from alchemi_xr.store.recover import Opened, open_for_writing
-from alchemi_xr.store.rewrite import finish_swap, rewrite
+from alchemi_xr.store.rewrite import rewrite
 from alchemi_xr.store.schema import Counts, FieldInfo, StoreSchema
 
 __all__ = ["StoreWriter"]
@@ -77,7 +76,7 @@ class StoreWriter:
         path = self.place.path
         if path is None:
             return
-        finish_swap(path)
+        fs.finish_swap(path)
         if not path.exists():
             raise StoreNotFoundError(self.where, "no store is here", mend="write one first")
         if not path.is_dir():
@@ -126,6 +125,8 @@ class StoreWriter:
         incoming = receive(block, where=self.where)
         self._check_free(overwrite=overwrite)
         with self._lease():
+            if self.place.path is not None:
+                fs.finish_swap(self.place.path)
             self._check_free(overwrite=overwrite)
             if self.place.path is None:
                 if overwrite:
@@ -133,7 +134,7 @@ class StoreWriter:
                 self._build(self.place, block, incoming, provenance)
                 return
             path = self.place.path
-            built = fs.sibling(path, f"rewrite-{uuid.uuid4().hex[:8]}")
+            built = fs.unfinished_path(path)
             try:
                 self._build(Place(self.where, path=built), block, incoming, provenance)
                 fs.publish(built, path, overwrite=overwrite)
