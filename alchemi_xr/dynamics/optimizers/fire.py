@@ -60,14 +60,14 @@ class FIRE(BaseDynamics):
 
     A system starts at rest: velocities that it brings are not used.
 
-    ==================== ============== =====================================
-    symbol               parameter      field of the batch
-    ==================== ============== =====================================
-    :math:`\Delta t`     ``dt``         ``fire_dt`` [B, 1], fs
-    :math:`\alpha`       ``alpha_start`` ``fire_alpha`` [B, 1]
-    :math:`n`            ``n_min``      ``fire_n_pos`` [B, 1]
-    :math:`d_\mathrm{max}` ``maxstep``
-    ==================== ============== =====================================
+    ====================== =============== ========================
+    symbol                 parameter       field of the batch
+    ====================== =============== ========================
+    :math:`\Delta t`       ``dt``          ``fire_dt`` [B, 1], fs
+    :math:`\alpha`         ``alpha_start`` ``fire_alpha`` [B, 1]
+    :math:`n`              ``n_min``       ``fire_n_pos`` [B, 1]
+    :math:`d_\mathrm{max}` ``maxstep``     (one for all)
+    ====================== =============== ========================
 
     Parameters
     ----------
