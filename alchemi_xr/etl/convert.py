@@ -136,10 +136,8 @@ def convert(
             plan.check_memory(limit, runner.threads_per_worker, os.fspath(dst))
         writer, journal = _prepare(given, plan, job, config, resume=resume)
         resumed = journal.resumed
-        try:
+        with journal:
             run_plan(plan, given.reading, writer, journal, runner, shown)
-        finally:
-            journal.close()
         report = _report(given, plan, journal, os.fspath(dst))
         mask = np.ones(plan.num_samples, dtype=bool)
         mask[[r.sample for r in report.rejects if r.sample is not None]] = False

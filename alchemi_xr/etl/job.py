@@ -12,7 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from alchemi_xr.errors import ConfigError, NotAStoreError, StoreExistsError, StoreLockedError
+from alchemi_xr.errors import (
+    AlchemiError,
+    ConfigError,
+    NotAStoreError,
+    StoreExistsError,
+    StoreLockedError,
+)
 from alchemi_xr.store import fs
 
 __all__ = ["Job", "check_destination"]
@@ -102,7 +108,7 @@ class Job:
     ) -> None:
         # After an error of ours nothing can be taken up again as it is; after
         # an interruption (Ctrl-C, a lost cluster) the finished shards count.
-        if kind is None or issubclass(kind, (ValueError, FileExistsError, FileNotFoundError)):
+        if kind is None or issubclass(kind, AlchemiError):
             self.discard()
         if self._lock is not None:
             self._lock.close()

@@ -155,9 +155,7 @@ class Checks:
                 values = block.arrays.get(name)
                 if values is None:
                     continue
-                bad = np.logical_not(np.isfinite(values)).any(
-                    axis=tuple(range(1, values.ndim))
-                )
+                bad = np.logical_not(np.isfinite(values)).any(axis=tuple(range(1, values.ndim)))
                 for sample in self._samples(block, name, np.asarray(bad)):
                     failed.setdefault(sample, (sample, name, "holds NaN or infinity"))
         if self.max_force is not None and "forces" in block:

@@ -45,6 +45,12 @@ class Journal:
             self._append({"plan": self.fingerprint})
         return self
 
+    def __enter__(self) -> Journal:
+        return self if self._file is not None else self.open()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     @property
     def resumed(self) -> bool:
         """Whether anything was done before."""

@@ -138,7 +138,11 @@ class ExtxyzSource:
             with open(self.files[segment.file], "rb") as file:
                 file.seek(segment.start)
                 data = file.read(segment.stop - segment.start)
-            frames += list(_heads(data, segment, len(texts), self.paths[segment.file], self.names))
+            shown = self.paths[segment.file]
+            heads = list(_heads(data, segment, len(texts), shown, self.names))
+            if (len(heads), sum(h.atoms for h in heads)) != (segment.frames, segment.atoms):
+                raise _changed(shown, segment.first)
+            frames += heads
             texts.append(data)
         return _Assembly(self, texts, frames, self.schema).result()
 
@@ -153,7 +157,8 @@ class ExtxyzSource:
         with open(target + ".partial", "wb") as out:
             try:
                 with opener(shown, "rb") as packed:
-                    while block := packed.read(4 * 2**20):
+                    # ``read`` would lose what it has when it meets the damage.
+                    while block := packed.read1(2**20):
                         out.write(block)
             except (OSError, EOFError, zlib.error) as error:
                 reason = f"the compressed data are damaged after byte {out.tell()}: {error}"
@@ -309,6 +314,14 @@ class _FrameText:
     offset: int
 
 
+def _changed(shown: str, number: int) -> SourceError:
+    return SourceError(
+        f"{shown}, frame {number}",
+        "the file is not what it was when it was scanned",
+        mend="do not change the input while it is read; run it again",
+    )
+
+
 def _heads(
     data: bytes, segment: Segment, text: int, shown: str, names: NameMap
 ) -> Iterator[_FrameText]:
@@ -328,11 +341,7 @@ def _heads(
             continue
         last = at + 2 + int(head) if head.isdigit() else len(lines) + 1
         if last > len(lines):
-            raise SourceError(
-                f"{shown}, frame {number}",
-                "the file is not what it was when it was scanned",
-                mend="do not change the input while it is read; run it again",
-            )
+            raise _changed(shown, number)
         comment = data[lines[at] + 1 : lines[at + 1]].decode("utf-8", "replace")
         yield _FrameText(
             read_head(comment.strip(), names),
