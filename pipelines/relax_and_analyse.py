@@ -58,7 +58,18 @@ def make_stages(calculator: str, fmax: float, max_steps: int):
         dt=ASE_TIMESTEP,
         n_steps=max_steps,
         convergence_hook=ConvergenceHook.from_fmax(fmax),
+        init_fn=set_multiplicity,
     )
+
+
+def set_multiplicity(batch):
+    """New systems get the spin multiplicity of their magnetic moments: rounded sum plus one."""
+    name = next((n for n in ("initial_magmoms", "magmoms") if n in batch), None)
+    if name is not None and "spin" not in batch:
+        moments = batch[name].nan_to_num(0.0)  # without moments: a singlet
+        total = moments.new_zeros(batch.num_graphs).index_add_(0, batch.batch_idx.long(), moments)
+        batch.set("spin", total.round().abs()[:, None] + 1.0, level="system")
+    return batch
 
 
 def make_model(calculator: str):
@@ -182,34 +193,13 @@ def remember(out: Path, source: Path, options: argparse.Namespace) -> None:
 
 
 def convert(source: Path, store: Path, overwrite: bool, console: Console) -> Path:
-    """The input as a store, with a spin multiplicity where it has magnetic moments."""
+    """The input as a store."""
     if store.exists() and not overwrite:
         console.print(f"{store} is there already", highlight=False, soft_wrap=True)
         return store
-    partial = store.with_name("converting.zarr")
-    report = ax.convert(str(source), str(partial), on_error="quarantine", overwrite=True)
+    report = ax.convert(str(source), str(store), on_error="quarantine", overwrite=overwrite)
     console.print(str(report), highlight=False, soft_wrap=True)
-    add_spin(partial)
-    if store.exists():
-        import shutil
-
-        shutil.rmtree(store)
-    partial.rename(store)
     return store
-
-
-def add_spin(store: Path) -> None:
-    """Multiplicities from magnetic moments: one more than their rounded sum."""
-    from alchemi_xr.store import StoreWriter
-
-    structures = ax.open_dataset(store, drop_deleted=False)
-    moments = next((n for n in ("initial_magmoms", "magmoms") if n in structures), None)
-    if moments is None or "spin" in structures:
-        return
-    known = structures[moments].fillna(0.0)  # a molecule without moments is a singlet
-    total = structures.ragged.reduce(known, "sum").values
-    spin = np.abs(np.rint(total)) + 1.0
-    StoreWriter(str(store)).add_custom("spin", spin[:, None], "system")
 
 
 # What there is to see --------------------------------------------------------------------------
@@ -323,35 +313,47 @@ def draw(relaxed: xr.Dataset, frames: xr.Dataset, options: argparse.Namespace, p
     figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
 
     def curves(axis, values, floor):
-        # Steps are shown from 1, so that the first one fits a logarithmic axis.
+        """One line a molecule, and the median of those still moving at each step."""
         lines = [
-            np.column_stack([step[a:b] + 1, np.maximum(values[a:b], floor)])
+            np.column_stack([step[a:b], np.maximum(values[a:b], floor)])
             for a, b in zip(first[chosen], last[chosen], strict=True)
         ]
-        drawn = LineCollection(lines, array=size, cmap="viridis", norm=norm, lw=0.8, alpha=0.7)
+        drawn = LineCollection(lines, array=size, cmap="viridis", norm=norm, lw=0.7, alpha=0.45)
         axis.add_collection(drawn)
-        axis.autoscale()
-        axis.set(xscale="log", yscale="log", xlabel="step + 1")
-        axis.set_xlim(1, max(step.max() + 1, 2))
+        steps = np.arange(step.max() + 1)
+        middle = np.array([np.median(values[step == s]) for s in steps])
+        enough = np.bincount(step, minlength=len(steps)) >= min(5, len(first))
+        axis.plot(
+            steps[enough], np.maximum(middle, floor)[enough], color="black", lw=2,
+            label="median of those still moving",
+        )  # fmt: skip
+        axis.set(yscale="log", xlabel="step", xlim=(0, max(step.max(), 1)))
+        axis.set_ylim(floor, max(values.max() * 1.5, floor * 10))
         axis.grid(alpha=0.25, which="major")
+        axis.legend(frameon=False, loc="upper right")
         return drawn
 
     above = energy - np.repeat(energy[last - 1], last - first)
     drawn = curves(axes[0, 0], above * 1000, 1e-2)
     axes[0, 0].set(title="Energy above the relaxed state", ylabel="E − E(final)  (meV)")
-    axes[0, 0].set_ylim(bottom=1e-2)
-    curves(axes[0, 1], force, 1e-4)
+    curves(axes[0, 1], force, max(options.fmax / 20, 1e-4))
     axes[0, 1].axhline(options.fmax, color="crimson", lw=1.2, ls="--")
     axes[0, 1].annotate(
         f"threshold {options.fmax:g} eV/Å",
-        (1.15, options.fmax),
+        (0.99, options.fmax * 0.93),
+        xycoords=("axes fraction", "data"),
         color="crimson",
-        va="bottom",
+        ha="right",
+        va="top",
         fontsize=9,
     )
     axes[0, 1].set(title="Largest force on an atom", ylabel="fmax  (eV/Å)")
-    axes[0, 1].set_ylim(bottom=max(options.fmax / 20, 1e-4))
-    figure.colorbar(drawn, ax=axes[0, :], label="atoms", pad=0.01)
+    bar = figure.colorbar(drawn, ax=axes[0, :], label="atoms in the molecule", pad=0.01)
+    ticks = [
+        t for t in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000) if norm.vmin <= t <= norm.vmax
+    ]
+    bar.set_ticks(ticks, labels=[str(t) for t in ticks])
+    bar.ax.minorticks_off()
 
     gain = (relaxed["energy_initial"] - relaxed["energy"]).values
     positive = gain[gain > 1e-6]
@@ -362,10 +364,8 @@ def draw(relaxed: xr.Dataset, frames: xr.Dataset, options: argparse.Namespace, p
         axes[1, 0].axvline(np.median(positive), color="black", lw=1, ls=":")
         axes[1, 0].annotate(
             f"median {np.median(positive):.3g} eV",
-            (np.median(positive), 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(5, -14),
-            textcoords="offset points",
+            (0.03, 0.93),
+            xycoords="axes fraction",
             fontsize=9,
         )
     axes[1, 0].set(

@@ -282,7 +282,7 @@ def _cpu_cluster(workers: int, folder: CampaignFolder, token: str) -> DaskExecut
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address=":0",  # None would take the common port and warn about it
             silence_logs=50,
             env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
@@ -308,7 +308,7 @@ def _gpu_cluster(workers: int, folder: CampaignFolder, token: str) -> DaskExecut
     with _campaign_settings():
         cluster = dd.SpecCluster(
             workers=spec,
-            scheduler={"cls": dd.Scheduler, "options": {"port": 0, "dashboard": False}},
+            scheduler={"cls": dd.Scheduler, "options": {"port": 0, "dashboard_address": ":0"}},
             silence_logs=50,
         )
         client = dd.Client(cluster, set_as_default=False)

@@ -49,42 +49,40 @@ def clusters(tmp_path):
 
 
 @pytest.fixture
-def relax():
-    """Builds FIRE on Lennard-Jones argon; a closure, so that it pickles by value."""
-
-    def stages():
-        from alchemi_xr.dynamics import FIRE, ConvergenceHook
-        from alchemi_xr.models import LennardJonesModel
-
-        return FIRE(
-            LennardJonesModel(epsilon=0.0104, sigma=3.4, cutoff=12.0),
-            dt=1.0,
-            n_steps=30,
-            convergence_hook=ConvergenceHook.from_fmax(0.005),
-        )
-
-    return stages
+def model_kind():
+    """Our batched Lennard-Jones; modules whose workers should start fast say "ase"."""
+    return "ours"
 
 
 @pytest.fixture
-def faulty():
+def faulty(model_kind):
     """Makes stages whose model fails for systems with certain tags, in some way.
 
     ``how``: "raise" (naming nobody), "nan", "memory" (for more than two systems
-    at once), or "kill" (the process, once if ``once`` is a path that is not there).
+    at once), or "kill" (the process, once if ``once`` is a path that is not
+    there). The stages are closures, so that they pickle by value.
     """
 
     def make(tags=(), how="raise", once=None, n_steps=30):
         def stages():
+            import functools
             import os
             import signal
 
             import torch
+            from ase.calculators.lj import LennardJones
 
             from alchemi_xr.dynamics import FIRE, ConvergenceHook
-            from alchemi_xr.models import LennardJonesModel
+            from alchemi_xr.models import ASECalculatorModel, LennardJonesModel
 
-            class Faulty(LennardJonesModel):
+            numbers = {"epsilon": 0.0104, "sigma": 3.4}
+            if model_kind == "ase":
+                base, keywords = ASECalculatorModel, {}
+                arguments = (functools.partial(LennardJones, rc=12.0, **numbers),)
+            else:
+                base, arguments, keywords = LennardJonesModel, (), {**numbers, "cutoff": 12.0}
+
+            class Faulty(base):
                 def forward(self, batch, **kwargs):
                     outputs = super().forward(batch, **kwargs)
                     bad = torch.isin(batch["tag"].reshape(-1), torch.tensor(sorted(tags)))
@@ -104,7 +102,7 @@ def faulty():
                     return outputs
 
             return FIRE(
-                Faulty(epsilon=0.0104, sigma=3.4, cutoff=12.0),
+                Faulty(*arguments, **keywords),
                 dt=1.0,
                 n_steps=n_steps,
                 convergence_hook=ConvergenceHook.from_fmax(0.005),
@@ -113,6 +111,12 @@ def faulty():
         return stages
 
     return make
+
+
+@pytest.fixture
+def relax(faulty):
+    """Builds FIRE on Lennard-Jones argon."""
+    return faulty()
 
 
 @pytest.fixture

@@ -21,6 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarn
 
 
 @pytest.fixture
+def model_kind():
+    return "ase"  # spares each worker the start of Warp
+
+
+@pytest.fixture
 def whole(clusters, relax, tmp_path, read):
     """Results and frames of an undisturbed campaign in this process."""
     folder = tmp_path / "whole"
@@ -135,7 +140,7 @@ def test_a_client_is_used_as_it_is_and_left_open(campaign, clusters, faulty, tmp
     tags = read(clusters)["tag"].ravel()[[5, 9]].tolist()
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -152,5 +157,5 @@ def test_a_client_is_used_as_it_is_and_left_open(campaign, clusters, faulty, tmp
 
 
 def test_an_address_without_scheduler_is_said(campaign, relax):
-    with pytest.raises(ConfigError, match="no scheduler answers at 'tcp://127.0.0.1:9'"):
+    with pytest.raises(ConfigError, match="no scheduler answers at 'tcp"):
         campaign(relax, workers="tcp://127.0.0.1:9").run()
