@@ -1,0 +1,97 @@
+"""The main job as shipped, beside ASE alone with the same calculator."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import alchemi_xr as ax
+
+SCRIPT = Path(__file__).resolve().parents[2] / "pipelines" / "relax_and_analyse.py"
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def table(out):
+    with (out / "table.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.physics
+def test_g2_energies_are_those_of_ase_alone(tmp_path):
+    """Single atoms, radicals (doublet, triplet), and a molecule at rest from the start."""
+    tblite = pytest.importorskip("tblite.ase")
+    from ase.collections import g2
+    from ase.db import connect
+    from ase.optimize import FIRE
+
+    names = ["H", "O", "O2", "CH3", "NO2", "Li2", "CCl4", "H2O", "CH3CH2OH", "C6H6"]
+    with connect(tmp_path / "some.json") as db:
+        for name in names:
+            db.write(g2[name], name=name)
+    out = tmp_path / "out"
+    done = run(tmp_path / "some.json", "--out", out, "--workers", "2", "--batch-size", "3")
+    assert "10 molecules" in done.stdout
+    assert (out / "relaxation.png").stat().st_size > 20_000
+    rows = table(out)
+    assert [row["name"] for row in rows] == names
+    for row in rows:
+        atoms = g2[row["name"]]
+        atoms.calc = tblite.TBLite(method="GFN2-xTB", verbosity=0)
+        before = atoms.get_potential_energy()
+        FIRE(atoms, logfile=None).run(fmax=0.01, steps=500)
+        assert float(row["energy_initial_eV"]) == pytest.approx(before, abs=1e-6), row["name"]
+        after = atoms.get_potential_energy()
+        assert float(row["energy_eV"]) == pytest.approx(after, abs=1e-3), row["name"]
+        assert row["converged"] == "True"
+
+
+def test_a_user_s_own_file_with_a_failure_and_a_second_start(tmp_path):
+    """Extended XYZ with EMT; an element it does not know is set aside; nothing is done twice."""
+    from ase.build import molecule
+    from ase.io import write
+
+    rng = np.random.default_rng(0)
+    frames = []
+    for i in range(12):
+        atoms = molecule(["H2O", "CO", "CH4"][i % 3])
+        atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
+        frames.append(atoms)
+    frames[4].numbers[0] = 92
+    write(tmp_path / "mine.xyz", frames)
+    out = tmp_path / "out"
+    arguments = (tmp_path / "mine.xyz", "--out", out, "--calculator", "emt", "--workers", "1")
+    done = run(*arguments, "--fmax", "0.05")
+    assert "11 of 12 systems finished, 1 set aside" in done.stdout
+    assert "set aside: sample 4:" in done.stdout
+    relaxed = ax.open_dataset(out / "relaxed.zarr")
+    assert relaxed["dataset_index"].values.tolist() == [i for i in range(12) if i != 4]
+    frames = ax.open_dataset(out / "trajectory.zarr")
+    assert frames.sizes["sample"] == int(relaxed["steps"].sum()) + 11
+    before = table(out)
+    # The failed one is tried again (and fails again), the others are not.
+    done = run(*arguments, "--fmax", "0.05")
+    assert "0 systems in" not in done.stdout
+    assert "1 systems in" in done.stdout
+    assert table(out) == before
+    done = run(*arguments, "--fmax", "0.01", code=1)
+    assert "holds a job with another fmax" in done.stderr
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    done = run(tmp_path / "none.xyz", "--out", tmp_path / "out", code=1)
+    assert "none.xyz" in done.stderr
+    assert "Traceback" not in done.stderr
