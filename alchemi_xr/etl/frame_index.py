@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["Frame", "IndexFault", "iter_frames"]
 
-WINDOW = 16 * 2**20
+WINDOW = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
