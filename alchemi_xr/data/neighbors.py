@@ -234,7 +234,7 @@ class VerletList:
     def matrix(self, data: Any) -> NeighborMatrix:
         """The pairs of a batch, complete within ``cutoff``, in dense form."""
         geometry = _geometry(data)
-        if self._matrix is None or not self._is_valid(geometry):
+        if not self._is_valid(geometry):
             self._matrix = _search(
                 geometry,
                 self.cutoff + self.skin,
@@ -254,7 +254,12 @@ class VerletList:
                 geometry.pbc.clone(),
             )
             self.searches += 1
+        assert self._matrix is not None
         return self._matrix
+
+    def at_hand(self, data: Any, cutoff: float) -> NeighborMatrix | None:
+        """The list as it is, where it `covers` the data; never searches."""
+        return self._matrix if self.covers(data, cutoff) else None
 
     def edges(self, data: Any) -> EdgeList:
         """The same pairs in sparse form."""
@@ -279,14 +284,19 @@ class VerletList:
             or then.positions.shape != now.positions.shape
             or then.positions.dtype != now.positions.dtype
             or then.positions.device != now.positions.device
-            or not torch.equal(then.atoms_ptr, now.atoms_ptr)
-            or not torch.equal(then.pbc, now.pbc)
-            or not torch.equal(then.cell, now.cell)
+            or then.atoms_ptr.shape != now.atoms_ptr.shape
         ):
             return False
         moved = (now.positions - then.positions).square().sum(dim=-1)
-        # NaN compares False: an atom that is nowhere asks for a new search.
-        return bool((moved <= (0.5 * self.skin) ** 2).all())
+        same = [
+            # NaN compares False: an atom that is nowhere asks for a new search.
+            (moved <= (0.5 * self.skin) ** 2).all(),
+            (then.atoms_ptr == now.atoms_ptr).all(),
+            (then.pbc == now.pbc).all(),
+            (then.cell == now.cell).all(),
+        ]
+        # One wait for the device, as this is asked in every step.
+        return bool(torch.stack(same).all())
 
 
 def _checked_cutoff(cutoff: float) -> float:
@@ -478,10 +488,9 @@ def _run_search(
     method: str | None,
     largest: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    import warp as wp
+    from alchemi_xr.data.kernels._warp import on_stream_of, start_warp
 
-    # mypy takes the module `config` for the function of that name.
-    wp.config.quiet = True  # type: ignore[attr-defined]
+    start_warp()  # before the library does it
     from nvalchemiops.torch.neighbors import neighbor_list as search
 
     name = method or ("naive" if largest <= _DIRECT_LIMIT else "cell_list")
@@ -489,17 +498,18 @@ def _run_search(
         raise ConfigError(
             "neighbor_list", f"method {name!r} is not known", expected="'naive' or 'cell_list'"
         )
-    neighbors, counts, shifts = search(
-        positions,
-        cutoff,
-        cell=cell.contiguous(),
-        pbc=pbc.contiguous(),
-        batch_idx=system,
-        batch_ptr=ptr,
-        half_fill=half,
-        method=f"batch_{name}",
-        max_neighbors=capacity,
-    )
+    with on_stream_of(positions.device):
+        neighbors, counts, shifts = search(
+            positions,
+            cutoff,
+            cell=cell.contiguous(),
+            pbc=pbc.contiguous(),
+            batch_idx=system,
+            batch_ptr=ptr,
+            half_fill=half,
+            method=f"batch_{name}",
+            max_neighbors=capacity,
+        )
     return neighbors, counts, shifts
 
 

@@ -17,16 +17,16 @@ import torch
 import warp as wp
 from torch import Tensor
 
-__all__ = ["lennard_jones"]
+from alchemi_xr.data.kernels._warp import start_warp, stream_of
 
-# Arguments here are torch tensors; gradients come from the kernel itself.
-wp.config.quiet = True
+__all__ = ["lennard_jones"]
 
 _SCALARS = {torch.float32: wp.float32, torch.float64: wp.float64}
 
 
 @functools.cache
 def _kernel(dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
+    start_warp()
     scalar = _SCALARS[dtype]
     vec3 = wp.types.vector(length=3, dtype=scalar)
     mat33 = wp.types.matrix(shape=(3, 3), dtype=scalar)
@@ -153,11 +153,6 @@ def lennard_jones(
     strain = positions.new_zeros((atoms if wants_strain else 1, 3, 3))
     if atoms == 0:
         return energy, forces, strain[:0] if wants_strain else None
-    device = wp.device_from_torch(positions.device)
-    stream = None
-    if positions.is_cuda:
-        # The launch must wait for torch's work, and torch for it.
-        stream = wp.stream_from_torch(torch.cuda.current_stream(positions.device))
 
     def view(tensor: Tensor, dtype: Any) -> Any:
         return wp.from_torch(tensor.contiguous(), dtype=dtype, requires_grad=False)
@@ -177,7 +172,8 @@ def lennard_jones(
             int(wants_strain),
         ],
         outputs=[view(energy, scalar), view(forces, vec3), view(strain, mat33)],
-        device=device,
-        stream=stream,
+        device=wp.device_from_torch(positions.device),
+        # The launch must wait for torch's work, and torch for it.
+        stream=stream_of(positions.device),
     )
     return energy, forces, strain if wants_strain else None

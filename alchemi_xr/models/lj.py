@@ -143,12 +143,10 @@ class LennardJonesModel(nn.Module, BaseModelMixin):
 
     def _neighbor_matrix(self, data: Any) -> NeighborMatrix:
         shared = getattr(data, "neighbor_table", None)
-        if (
-            isinstance(shared, VerletList)
-            and shared.half == self.half_list
-            and shared.covers(data, self.cutoff)
-        ):
-            return shared.matrix(data)
+        if isinstance(shared, VerletList) and shared.half == self.half_list:
+            found = shared.at_hand(data, self.cutoff)
+            if found is not None:
+                return found
         return self._neighbors.matrix(data)
 
 

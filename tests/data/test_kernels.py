@@ -1,5 +1,9 @@
 """Gather and compaction: torch, Warp and NumPy move the same bits."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -131,3 +135,23 @@ def test_gather_on_cuda(dtype):
             backend=backend,
         )
         np.testing.assert_array_equal(rows.cpu().numpy(), expected)
+
+
+def test_warp_starts_in_silence():
+    """Without a GPU it would tell every user about a driver that is not there."""
+    code = "from alchemi_xr.data.kernels._warp import start_warp; start_warp()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert done.stderr == ""
+
+
+def test_other_words_on_the_error_stream_are_kept(capfd):
+    from alchemi_xr.data.kernels._warp import _without_driver_remark
+
+    with _without_driver_remark():
+        os.write(2, b"Warp: Could not load the NVIDIA CUDA driver.\nsomething worse\n")
+    assert capfd.readouterr().err == "something worse\n"
+    with pytest.raises(KeyError), _without_driver_remark():
+        os.write(2, b"before it failed\n")
+        raise KeyError
+    assert capfd.readouterr().err == "before it failed\n"
