@@ -12,6 +12,9 @@ from alchemi_xr.dynamics.hook import DynamicsStage
 from alchemi_xr.models.base import NeighborListFormat
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alchemi_xr.data.neighbors import NeighborMatrix
     from alchemi_xr.dynamics.hook import DynamicsContext
     from alchemi_xr.models.base import NeighborConfig
 
@@ -62,14 +65,16 @@ class NeighborListHook:
             method=method,
             max_neighbors=max_neighbors,
         )
-        self._written: object = None
+        self._shown: NeighborMatrix | None = None
+        self._written: Tensor | None = None
 
     def __call__(self, ctx: DynamicsContext, stage: Enum) -> None:
         batch = ctx.batch
         coo = self.config.format is NeighborListFormat.COO
         name = "neighbor_list" if coo else "neighbor_matrix"
         matrix = self.table.matrix(batch)
-        fresh = name in batch and batch[name] is self._written
+        # What stands in the batch is this list, and not an earlier search or another batch's.
+        fresh = matrix is self._shown and name in batch and batch[name] is self._written
         if not fresh and coo:
             edges = self.table.edges(batch)
             batch.set_edges(
@@ -89,5 +94,5 @@ class NeighborListHook:
             # A system without periodic axes has no images, and maybe no cell (NaN).
             shifts = torch.where((images != 0).any(dim=1, keepdim=True), product, 0.0)
             batch.set("shifts", shifts, level="edge")
-        self._written = batch[name]
+        self._shown, self._written = matrix, batch[name]
         batch.neighbor_table = self.table

@@ -13,7 +13,7 @@ import torch
 from ase.build import bulk
 
 from alchemi_xr.data import AtomicData, Batch
-from alchemi_xr.data.neighbors import neighbor_list
+from alchemi_xr.data.neighbors import neighbor_list, neighbor_matrix
 from alchemi_xr.dynamics import (
     ConvergenceHook,
     DemoDynamics,
@@ -401,6 +401,23 @@ class TestNeighbors:
             batch.positions[j] - batch.positions[i] + batch.shifts, dim=1
         )
         assert float(distance.max()) < 4.0
+
+    @pytest.mark.parametrize("form", ["coo", "matrix"])
+    @pytest.mark.parametrize("skin", [0.0, 0.3])
+    def test_the_fields_follow_atoms_that_move(self, form: str, skin: float) -> None:
+        """After each search the batch holds its pairs, not those of the first one."""
+        batch = self.batch()
+        hook = NeighborListHook(NeighborConfig(4.0, form), skin=skin)
+        for _ in range(3):
+            hook(context(batch), DynamicsStage.BEFORE_COMPUTE)
+            matrix = neighbor_matrix(batch, 4.0 + skin)
+            if form == "matrix":
+                assert torch.equal(batch.num_neighbors, matrix.counts)
+            else:
+                expected = neighbor_list(batch, 4.0 + skin)
+                assert torch.equal(batch.neighbor_list.long(), expected.neighbor_list)
+            batch.positions.mul_(0.8)
+        assert hook.table.searches == 3
 
     def test_matrix_and_its_reuse_by_skin(self) -> None:
         batch = self.batch()
