@@ -85,7 +85,8 @@ class InlineExecutor:
             )
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            return [(UnitFailed(task.unit.key, reason, traceback.format_exc()), None)]
+            failed = UnitFailed(task.unit.key, reason, traceback.format_exc(), broken=True)
+            return [(failed, None)]
         return [(_event(outcome), outcome)]
 
     def close(self) -> None:
@@ -181,7 +182,8 @@ class DaskExecutor:
             outcome = future.result()
             return _event(outcome), outcome
         if future.status == "cancelled":
-            return UnitFailed(key, "the task was cancelled or its scheduler lost it"), None
+            why = "the task was cancelled, or its scheduler lost it"
+            return UnitFailed(key, why, begun=False), None
         error = future.exception()
         if isinstance(error, NoValidWorkerError):
             return Fatal(f"no worker could take unit {key} within {NO_WORKERS_TIMEOUT}"), None
@@ -190,7 +192,7 @@ class DaskExecutor:
             begun = self._folder.sweep(key)
             return UnitFailed(key, "its worker died (killed, or out of memory)", begun=begun), None
         trace = "".join(traceback.format_exception(error))
-        return UnitFailed(key, f"{type(error).__name__}: {error}", trace), None
+        return UnitFailed(key, f"{type(error).__name__}: {error}", trace, broken=True), None
 
     def close(self) -> None:
         if self._tasks:

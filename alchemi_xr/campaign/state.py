@@ -176,16 +176,19 @@ class UnitDone:
 
 @dataclass(frozen=True, slots=True)
 class UnitFailed:
-    """A unit came to nothing: its worker died, or broke outside the systems.
+    """A unit came to nothing: its worker died, or something broke around it.
 
     ``begun`` is False for a task that only waited on a worker that died; it is
-    not that task's fault and counts no attempt.
+    not that task's fault and counts no attempt. ``broken`` says that the worker
+    lives and failed outside of any system (a full disk, a source that is gone):
+    no sample is ever blamed for that.
     """
 
     key: str
     reason: str
     traceback: str = ""
     begun: bool = True
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +390,8 @@ class CampaignState:
         self.attempts[unit.key] = self.attempts.get(unit.key, 0) + 1
         if self.attempts[unit.key] < self.max_attempts:
             self._wait(unit, first=True)
+        elif event.broken:
+            yield Abort(f"unit {unit.key} cannot be run: {event.reason}", event.traceback)
         elif unit.size > 1:
             self.states[unit.key] = UnitState.SPLIT
             for half in reversed(unit.split()):

@@ -41,7 +41,7 @@ def test_every_sample_once_in_order_as_if_run_alone(clusters, relax, tmp_path, r
         assert results[name].tolist() == source[name].tolist()
     for i in (0, 7, 29):
         batch = Batch.from_block(
-            source.slice(i, i + 1).select_fields(["positions", "atomic_numbers"])
+            source.slice(i, i + 1).select_fields(["positions", "atomic_numbers", "tag"])
         )
         stage = relax()
         alone = stage.run(batch)
@@ -248,6 +248,20 @@ def test_stages_that_cannot_be_built_blame_no_system(clusters, tmp_path, stages,
     with pytest.raises(CampaignError, match=text):
         run(clusters, stages, tmp_path)
     assert campaign_status(tmp_path / "r.zarr.campaign").rejected == 0
+
+
+def test_a_full_disk_blames_no_system(clusters, relax, tmp_path, monkeypatch):
+    from alchemi_xr.campaign.results import UnitWriter
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(UnitWriter, "commit", full)
+    with pytest.raises(CampaignError, match=r"cannot be run: OSError.*No space left"):
+        run(clusters, relax, tmp_path)
+    assert campaign_status(tmp_path / "r.zarr.campaign").rejected == 0
+    monkeypatch.undo()
+    assert run(clusters, relax, tmp_path).finished == 30
 
 
 def test_an_empty_source_gives_no_store(clusters, relax, tmp_path):

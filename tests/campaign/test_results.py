@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -213,3 +214,47 @@ def test_nothing_finished_makes_no_store(folder, clusters, tmp_path):
     path = tmp_path / "merged.zarr"
     assert merge_results(folder.units(), open_store(str(clusters)), path) == 0
     assert not path.exists()
+
+
+def test_merging_holds_one_group_at_a_time(folder, tmp_path):
+    """Frames of 24 MB in groups of 1 MB."""
+    system, atoms, per_sample = np.arange(10), 100, 1000
+    unit = Unit("0", ((0, 10),))
+    writer = folder.begin(unit)
+    spool = writer.open_frames()
+    for step in range(0, per_sample, 50):
+        counts = np.full(10 * 50, atoms)
+        ptr = counts_to_ptr(counts)
+        spool.append(
+            Block(
+                ptr,
+                np.zeros(len(ptr), dtype=np.int64),
+                {
+                    "positions": np.zeros((ptr[-1], 3), dtype=np.float64),
+                    "atomic_numbers": np.ones(ptr[-1], dtype=np.int8),
+                    "step": np.tile(np.arange(step, step + 50), 10),
+                },
+                {"positions": "atom", "atomic_numbers": "atom", "step": "system"},
+            )
+        )
+    frames = len(system) * per_sample
+    # Written 50 steps of each system at a time.
+    order = np.arange(frames).reshape(-1, 10, 50).transpose(1, 0, 2).ravel()
+    writer.commit(
+        result_of(system),
+        system,
+        [],
+        facts(unit, 10, frames=frames),
+        frame_order=order,
+        frames_ptr=np.arange(11) * per_sample,
+    )
+    tracemalloc.start()
+    try:
+        assert merge_frames(folder.units(), 10, tmp_path / "f.zarr", max_bytes=2**20) == frames
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 * 2**20
+    snapshot = open_store(str(tmp_path / "f.zarr"))
+    block = snapshot.read_block(np.array([0, 999, 1000, frames - 1]), fields=["step"])
+    assert block["step"].tolist() == [0, 999, 0, 999]

@@ -122,6 +122,16 @@ def test_a_worker_that_cannot_begin_ends_the_campaign():
     assert "import failed" in abort.reason
 
 
+def test_what_breaks_around_a_unit_blames_no_sample():
+    state = make_state(slots=1, max_attempts=2)
+    state.start()
+    (again,) = state.handle(UnitFailed("000-000000", "disk full", broken=True))
+    assert isinstance(again, Submit)
+    (abort,) = state.handle(UnitFailed("000-000000", "disk full", "tb", broken=True))
+    assert abort == Abort("unit 000-000000 cannot be run: disk full", "tb")
+    assert state.rejected == 0
+
+
 def test_a_poison_that_kills_its_worker_is_found_and_alone_rejected():
     """The driver of a sample that always kills: bisected, the rest finishes."""
     poison = 6
