@@ -116,7 +116,7 @@ def assert_same(found: Block, wanted: Block, *, note: str = "") -> None:
     for name in wanted.names:
         a, b = found[name], wanted[name]
         assert found.levels[name] == wanted.levels[name], (name, note)
-        assert a.dtype == b.dtype and a.shape == b.shape, (name, a.dtype, b.dtype, a.shape, b.shape)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), (name, note)
         np.testing.assert_array_equal(a, b, f"{name} {note}")
         np.testing.assert_array_equal(found.has(name), wanted.has(name), f"{name} {note}")
 

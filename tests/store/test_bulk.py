@@ -55,7 +55,8 @@ def test_pieces_written_by_many_in_any_order_twice(make, same, tmp_path):
     block = make(0, 50, text=True, holes=("forces",))
     path = tmp_path / "a.zarr"
     writer = create(path, block, config=CONFIG, provenance={"source": "x"})
-    assert writer.shard_rows("atom") == 24 and writer.shard_rows("edge") == 8
+    assert writer.shard_rows("atom") == 24
+    assert writer.shard_rows("edge") == 8
     token = pickle.dumps(writer)
     tasks = []
     for name in block.names:
@@ -82,7 +83,8 @@ def test_pieces_written_by_many_in_any_order_twice(make, same, tmp_path):
     snapshot = open_store(path)
     same(snapshot.read_block(slice(None)), block)
     assert snapshot.samples_mask.tolist() == mask.tolist()
-    assert snapshot.schema.provenance == {"source": "x"} and snapshot.generation == 1
+    assert snapshot.schema.provenance == {"source": "x"}
+    assert snapshot.generation == 1
     assert verify(path).clean
     with pytest.raises(NotAStoreError, match="no store is being built"):
         BulkWriter.open(path)
@@ -150,7 +152,8 @@ def test_holes_that_were_none_are_dropped(make, tmp_path):
 
 def test_defaults_hold_whatever_the_counts(make, tmp_path):
     writer = create(tmp_path / "a.zarr", make(0, 1))
-    assert writer.shard_rows("atom") == 65536 and writer.shard_rows("edge") == 262144
+    assert writer.shard_rows("atom") == 65536
+    assert writer.shard_rows("edge") == 262144
 
 
 def test_no_samples_at_all(make, tmp_path):
@@ -165,4 +168,5 @@ def test_wide_rows_get_shorter_chunks_that_still_align(tmp_path):
         tmp_path / "a.zarr", [wide, FieldLayout("energy", "system", "float64", (1,))], [1], [0]
     )
     chunk = writer.session.array("core/graph_embeddings").chunks[0]
-    assert chunk * 4096 * 8 <= 16 * 2**20 and writer.shard_rows("system") == 65536
+    assert chunk * 4096 * 8 <= 16 * 2**20
+    assert writer.shard_rows("system") == 65536

@@ -59,8 +59,10 @@ def test_groups_and_overrides(make, same, tmp_path):
     writer.write(make(0, 20))
     writer.add_custom("tag", np.arange(20.0), "system")
     snapshot = open_store(path)
-    assert snapshot.array("forces").chunks[0] == 4 and snapshot.array("forces").shards[0] == 8
-    assert snapshot.array("positions").shards[0] == 6 and names(path, "positions") == ["GzipCodec"]
+    assert snapshot.array("forces").chunks[0] == 4
+    assert snapshot.array("forces").shards[0] == 8
+    assert snapshot.array("positions").shards[0] == 6
+    assert names(path, "positions") == ["GzipCodec"]
     assert names(path, "forces") == ["ZstdCodec"]
     assert snapshot.array("tag").chunks == (3,)
     same(snapshot.read_block(slice(None), make(0).names), make(0, 20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 
@@ -110,13 +111,9 @@ def test_killed_at_any_call(make, same, tmp_path, start, monkeypatch, operation,
     for number in chosen:
         folder = tmp_path / f"k{number}"
         shutil.copytree(source.parent, folder)
-        with stop_at(number, dead=True) as calls:
-            try:
-                act(StoreWriter(folder / "a.zarr", CONFIG))
-            except OSError as error:
-                assert "inject" in str(error) or "after the stop" in str(error)
-            except Exception as error:
-                assert calls.stopped, error
+        with stop_at(number, dead=True) as calls, contextlib.suppress(Exception):
+            act(StoreWriter(folder / "a.zarr", CONFIG))
+        assert calls.stopped
         outcomes.append(check(folder / "a.zarr", old, new, make, same))
         shutil.rmtree(folder)
     # Once it is committed it stays so at all later calls.
@@ -160,11 +157,8 @@ def test_a_first_write_that_is_killed_leaves_no_store(make, tmp_path):
         StoreWriter(tmp_path / "count.zarr").write(make(0))
     for number in range(0, calls.count, 6):
         path = tmp_path / f"k{number}" / "a.zarr"
-        with stop_at(number):
-            try:
-                StoreWriter(path).write(make(0))
-            except OSError:
-                pass
+        with stop_at(number), contextlib.suppress(OSError):
+            StoreWriter(path).write(make(0))
         if path.exists():
             assert open_store(path).num_samples == 4
         else:

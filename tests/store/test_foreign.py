@@ -26,13 +26,15 @@ def folder(shared):
 def test_every_fixture_gives_the_values_that_went_in(shared, name):
     wanted = json.loads((folder(shared) / "expected.json").read_text())["stores"][name]["samples"]
     snapshot = open_store(folder(shared) / f"{name}.zarr")
-    assert snapshot.is_foreign and len(snapshot.active) == len(wanted)
+    assert snapshot.is_foreign
+    assert len(snapshot.active) == len(wanted)
     for position, fields in zip(snapshot.active.tolist(), wanted, strict=True):
         block = snapshot.read_block(position)
         assert set(block.names) == set(fields)
         for field, facts in fields.items():
             values = block[field]
-            assert list(values.shape) == facts["shape"] and str(values.dtype) == facts["dtype"]
+            assert list(values.shape) == facts["shape"]
+            assert str(values.dtype) == facts["dtype"]
             assert float(values.sum()) == pytest.approx(facts["sum"], abs=1e-5)
             if len(values):
                 np.testing.assert_allclose(np.ravel(values[0]), facts["first_row"], rtol=1e-6)
@@ -52,7 +54,8 @@ def test_our_writer_goes_on_with_a_fixture(shared, same, tmp_path, name):
     writer.delete([0])
     writer.undelete([0])
     snapshot = open_store(path)
-    assert not snapshot.is_foreign and snapshot.schema.foreign_samples == 5
+    assert not snapshot.is_foreign
+    assert snapshot.schema.foreign_samples == 5
     both = snapshot.read_block(snapshot.active)
     same(both.take(np.arange(num)), before)
     same(both.take(np.arange(num, 2 * num)), before)
@@ -85,12 +88,13 @@ def test_the_torn_fixture_is_reported_and_what_can_be_is_saved(shared, tmp_path)
     path = tmp_path / "a.zarr"
     shutil.copytree(folder(shared) / "torn_v020.zarr", path)
     for act in (open_store, lambda p: StoreWriter(p).delete([0]), repair):
-        with pytest.raises(CorruptStoreError, match="'forces' has fewer rows.*13 rows.*15 rows"):
+        with pytest.raises(CorruptStoreError, match=r"'forces' has fewer rows.*13 rows.*15 rows"):
             act(path)
     assert "forces" in verify(path).problems[0]
     assert repair(path, drop=["forces"]).clean
     snapshot = open_store(path)
-    assert "forces" not in snapshot and snapshot.num_samples == 5
+    assert "forces" not in snapshot
+    assert snapshot.num_samples == 5
     assert snapshot.read_block(slice(None))["energy"].shape == (5, 1)
 
 
@@ -132,18 +136,22 @@ def test_another_tools_append_to_our_store_is_noticed(make, same, tmp_path):
     before = ours(make, path)
     as_the_toolkit_appends(path, 2)
     snapshot = open_store(path)
-    assert snapshot.is_foreign and snapshot.num_samples == 6
+    assert snapshot.is_foreign
+    assert snapshot.num_samples == 6
     same(snapshot.read_block(slice(0, 4)), before)
     later = snapshot.read_block([4, 5])
     assert later["energy"].tolist() == [[7.0], [7.0]]
     assert later.has("forces").all()
-    assert later.has("tag").tolist() == [False, False] and later["tag"].tolist() == [0, 0]
-    assert later.has("name").tolist() == [False, False] and later["name"].tolist() == ["", ""]
+    assert later.has("tag").tolist() == [False, False]
+    assert later["tag"].tolist() == [0, 0]
+    assert later.has("name").tolist() == [False, False]
+    assert later["name"].tolist() == ["", ""]
     assert snapshot.unit("tag") == "eV"
     assert verify(path).clean
     StoreWriter(path).append(make(1, 1))
     snapshot = open_store(path)
-    assert not snapshot.is_foreign and snapshot.generation == 3
+    assert not snapshot.is_foreign
+    assert snapshot.generation == 3
     same(snapshot.read_block(slice(0, 4)), before)
     same(snapshot.read_block([4, 5]), later)
     assert snapshot.present("tag").tolist() == [True] * 4 + [False] * 3
@@ -156,7 +164,8 @@ def test_another_tools_torn_append_is_named_and_cut_back(make, same, tmp_path):
     # The count did not change, so it is our commit that holds.
     as_the_toolkit_appends(path, leave_out=("energy",), last=False)
     same(open_store(path).read_block(slice(None)), before)
-    assert verify(path).ok and not verify(path).clean
+    assert verify(path).ok
+    assert not verify(path).clean
     assert repair(path).clean
     same(open_store(path).read_block(slice(None)), before)
     as_the_toolkit_appends(path, leave_out=("energy",))
@@ -209,7 +218,7 @@ def test_another_tools_custom_field_is_seen(make, tmp_path):
 def test_consolidated_metadata_of_others_is_not_believed(make, tmp_path):
     path = tmp_path / "a.zarr"
     ours(make, path)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="[Cc]onsolidated"):
         zarr.consolidate_metadata(path)
     StoreWriter(path).append(make(1, 2))
     assert open_store(path).num_samples == 6
@@ -231,19 +240,22 @@ def bases(atoms, edges, values, *, active=None):
 
 def test_right_edges_are_left_alone_even_when_sparse():
     found = bases([3, 5, 2], [1, 1, 1], [[0, 1], [4, 5], [8, 9]])
-    assert found.bases.tolist() == [0, 3, 8] and found.unknown.tolist() == []
+    assert found.bases.tolist() == [0, 3, 8]
+    assert found.unknown.tolist() == []
 
 
 def test_edges_that_span_their_sample_prove_their_base():
     # Moved by a defragmentation: the base is that of no sample.
     found = bases([3, 2], [2, 1], [[0, 1], [1, 2], [107, 108]])
-    assert found.bases.tolist() == [0, 107] and found.unknown.tolist() == []
+    assert found.bases.tolist() == [0, 107]
+    assert found.unknown.tolist() == []
 
 
 def test_the_base_of_an_append_is_found_when_only_one_fits():
     # Sample 2 has 4 atoms, of which the edges name two; 0 and 2 are possible bases.
     found = bases([6, 2, 4], [1, 1, 1], [[0, 5], [6, 7], [0, 1]])
-    assert found.bases.tolist() == [0, 6, 0] and found.unknown.tolist() == []
+    assert found.bases.tolist() == [0, 6, 0]
+    assert found.unknown.tolist() == []
 
 
 def test_what_is_not_proven_is_reported():
@@ -257,12 +269,14 @@ def test_what_is_not_proven_is_reported():
 
 def test_after_a_wrong_sample_one_that_fits_both_ways_is_not_trusted():
     found = bases([1, 2, 6], [0, 1, 1], [[0, 1], [4, 5]])
-    assert found.bases[1] == 0 and found.unknown.tolist() == [2]
+    assert found.bases[1] == 0
+    assert found.unknown.tolist() == [2]
 
 
 def test_deleted_samples_and_samples_without_atoms_are_passed_over():
     found = bases([2, 0, 3], [1, 0, 2], [[0, 1], [0, 0], [0, 0]], active=[True, True, False])
-    assert found.unknown.tolist() == [] and found.bases.tolist() == [0, 2, 2]
+    assert found.unknown.tolist() == []
+    assert found.bases.tolist() == [0, 2, 2]
     assert bases([], [], []).bases.tolist() == []
 
 

@@ -50,7 +50,8 @@ def test_publish_never_replaces_anything_else(make, tmp_path, what):
         zarr.create_group(dest).create_array("x", shape=(1,), dtype="f4")
     with pytest.raises(NotAStoreError, match="not replaced"):
         fs.publish(built(make, tmp_path), dest, overwrite=True)
-    assert dest.exists() and (tmp_path / "built0").exists()
+    assert dest.exists()
+    assert (tmp_path / "built0").exists()
 
 
 def test_write_file_leaves_no_trace_when_it_fails(tmp_path, monkeypatch):

@@ -107,7 +107,8 @@ def test_many_contenders_for_a_dead_lease(make, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert max(most) == 1 and len(most) + len(refused) == 8
+    assert max(most) == 1
+    assert len(most) + len(refused) == 8
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -172,7 +173,8 @@ def test_two_processes_append_and_nothing_is_lost(make, tmp_path):
     assert [run.returncode for run in runs] == [0, 0]
     assert all(int(text) >= 0 for text in refused)
     snapshot = open_store(path)
-    assert snapshot.num_samples == 37 * 21 and snapshot.generation == 21
+    assert snapshot.num_samples == 37 * 21
+    assert snapshot.generation == 21
     wanted = 37 * sum(range(100, 110)) + 37 * sum(range(1000, 1010))
     assert snapshot.read_rows("energy", 0, 37 * 21).sum() == pytest.approx(start + wanted)
     assert verify(path).clean

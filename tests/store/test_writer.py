@@ -140,7 +140,8 @@ def test_a_custom_field_gets_holes_too(make, anywhere):
     writer.add_custom("tag", np.arange(3, dtype="i4"), "system", unit="eV")
     writer.append(make(1, 2))
     snapshot = open_store(anywhere)
-    assert snapshot.group("tag") == "custom" and snapshot.unit("tag") == "eV"
+    assert snapshot.group("tag") == "custom"
+    assert snapshot.unit("tag") == "eV"
     assert snapshot.present("tag").tolist() == [True] * 3 + [False] * 2
     assert snapshot.read_rows("tag", 0, 5).tolist() == [0, 1, 2, 0, 0]
     more = make(2, 1).with_field("tag", np.array([7], "i4"), "system")
@@ -239,7 +240,8 @@ def test_an_alias_becomes_its_field(make):
     store: dict = {}
     StoreWriter(store).write(block)
     snapshot = open_store(store)
-    assert "energy" in snapshot.fields and "energies" in snapshot
+    assert "energy" in snapshot.fields
+    assert "energies" in snapshot
     assert snapshot.read_rows("energies", 0, 4).tolist() == [[1.0]] * 4
 
 
@@ -363,7 +365,8 @@ def test_defragment_drops_what_is_deleted(make, same, anywhere):
     left = np.setdiff1d(np.arange(60), gone)
     snapshot = open_store(anywhere)
     same(snapshot.read_block(slice(None)), whole.take(left))
-    assert len(snapshot.active) == 40 and verify(anywhere).clean
+    assert len(snapshot.active) == 40
+    assert verify(anywhere).clean
     writer.append(blocks[0])
     same(open_store(anywhere).read_block(slice(40, 60)), blocks[0])
 
@@ -388,7 +391,8 @@ def test_all_deleted_becomes_a_valid_empty_store(make, same, anywhere):
     assert len(open_store(anywhere).active) == 0
     writer.defragment()
     snapshot = open_store(anywhere)
-    assert snapshot.num_samples == 0 and snapshot.fields == make(0, text=True).names
+    assert snapshot.num_samples == 0
+    assert snapshot.fields == make(0, text=True).names
     assert snapshot.read_block([]).num_samples == 0
     assert list(snapshot.iter_blocks()) == []
     assert verify(anywhere).clean
@@ -410,7 +414,8 @@ def test_the_old_generation_stays_readable_to_its_holder(make, same, tmp_path):
     same(pickle.loads(data).read_block(slice(None)), make(0, 30))
     same(open_store(path, generation=2).read_block(slice(None)), make(0, 30))
     new = held.refresh()
-    assert new.num_samples == 29 and held.num_samples == 30
+    assert new.num_samples == 29
+    assert held.num_samples == 30
     writer.delete([0])
     writer.defragment()
     with pytest.raises(StaleSnapshotError, match="no longer on disk"):
@@ -427,7 +432,8 @@ def test_a_snapshot_does_not_see_later_appends_and_deletions(make, same, tmp_pat
     held = open_store(path)
     writer.append(make(1, 5, text=True))
     writer.delete([1])
-    assert held.num_samples == 6 and held.fields == make(0).names
+    assert held.num_samples == 6
+    assert held.fields == make(0).names
     same(held.read_block(slice(None)), make(0, 6))
     assert len(held.active) == 6
     assert len(open_store(path).active) == 10
