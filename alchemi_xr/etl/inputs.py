@@ -13,17 +13,15 @@ from alchemi_xr.registry import sources
 
 __all__ = ["expand", "find_source"]
 
-# Formats that another extra brings: what to say until it is there.
-_EXTRAS = {
-    ".aselmdb": ("etl", "ASE LMDB"),
-    ".lmdb": ("etl", "LMDB"),
-    ".h5": ("etl", "HDF5"),
-    ".hdf5": ("etl", "HDF5"),
-    ".npz": ("etl", "NPZ"),
-    ".xtc": ("md", "XTC"),
-    ".trr": ("md", "TRR"),
-    ".dcd": ("md", "DCD"),
-    ".parquet": ("parquet", "Parquet"),
+# Formats with a reader elsewhere: what to do until a source is installed.
+_ELSEWHERE = {
+    ".h5": "HDF5",
+    ".hdf5": "HDF5",
+    ".npz": "NPZ",
+    ".xtc": "GROMACS XTC",
+    ".trr": "GROMACS TRR",
+    ".dcd": "DCD",
+    ".parquet": "Parquet",
 }
 
 
@@ -120,15 +118,11 @@ def _match(path: str) -> tuple[str, type[Any]] | None:
 
 
 def _unknown(path: str) -> SourceError:
-    extra = _EXTRAS.get(os.path.splitext(path)[1].lower())
-    if extra is None:
-        return SourceError(
-            path,
-            "no source knows this format",
-            mend="give format= (--format), one of: " + ", ".join(sources.names()),
-        )
+    names = ", ".join(sources.names())
+    known = _ELSEWHERE.get(os.path.splitext(path)[1].lower())
     return SourceError(
         path,
-        f"the format {extra[1]} is not read by this installation",
-        mend=f"pip install 'alchemi_xr[{extra[0]}]', or convert the file with its own tool first",
+        "no source knows this format" + (f" ({known})" if known else ""),
+        mend=f"give format= (--format), one of: {names}; or install a package that adds a source "
+        "(entry-point group alchemi_xr.sources)",
     )

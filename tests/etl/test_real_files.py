@@ -146,6 +146,26 @@ def test_ase_database(shared: Path, converted: Any) -> None:
     assert any("Ha" in note for note in report.notes)
 
 
+def test_ase_lmdb(shared: Path, converted: Any) -> None:
+    pytest.importorskip("lmdb")
+    facts = _facts(shared, "aselmdb-mof", None)
+    folder = shared / "data" / "aselmdb-mof"
+    before = sorted(folder.iterdir())
+    _, store = converted(folder / "rows.aselmdb", options={"rows": 5})
+    assert sorted(folder.iterdir()) == before
+    block = _whole(store)
+    _check_structure(block, facts)
+    energy = facts["energies"]["energy"]
+    values = _system(block, "energy")
+    np.testing.assert_allclose(values.sum(), energy["sum"], rtol=1e-12)
+    # Ids are sorted as numbers, not as the texts they are in the file.
+    assert (values[0], values[-1]) == (energy["first"], energy["last"])
+    assert block["source_id"].tolist() == list(range(1, 23))
+    assert int(block.has("stress").sum()) == facts["stress"]["frames"]
+    groups = block["group"].tolist()
+    assert {g: groups.count(g) for g in set(groups)} == facts["key_value_pairs"]["group"]["values"]
+
+
 @pytest.mark.parametrize(
     ("folder", "file", "part"),
     [

@@ -1,13 +1,12 @@
-"""ASE databases: JSON files and SQLite, rows in the order of their ids.
+"""ASE databases: JSON, SQLite and LMDB files, rows in the order of their ids.
 
-A JSON database is read row by row from its text, never as a whole; SQLite by
-ranges of ids. Key-value pairs and data become custom fields; the row's id and
+A JSON database is read row by row from its text, never as a whole; the others
+by ranges of ids. Key-value pairs and data become custom fields; the row's id and
 file are kept as ``source_id`` and ``source_file``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ import numpy as np
 
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.ase_records import fault_of, put_any, put_fixed, put_results, put_structure
+from alchemi_xr.etl.ase_rows import json_rows, lmdb_metadata, lmdb_rows, sqlite_rows
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import Record, as_text, records_to_block
 from alchemi_xr.etl.schema import FieldObserver, Schema
@@ -28,6 +28,7 @@ from alchemi_xr.plan.tasks import PartResult
 __all__ = ["AseDbSource"]
 
 _JSON_START = re.compile(rb'\s*\{\s*("\d+"\s*:\s*\{|"(ids|nextid|metadata)")')
+_LMDB = (".aselmdb", ".lmdb")
 _ROWS = 500
 # Columns of a row that are no result of a calculator.
 _RESULTS = (
@@ -45,7 +46,7 @@ _RESULTS = (
 
 
 class AseDbSource:
-    """Rows of ASE JSON and SQLite databases.
+    """Rows of ASE JSON, SQLite and LMDB databases.
 
     Parameters
     ----------
@@ -68,7 +69,9 @@ class AseDbSource:
 
     @classmethod
     def matches(cls, path: str) -> bool:
-        """By the first bytes: SQLite, or a JSON object keyed by row ids."""
+        """By the suffix ``.aselmdb``, or the first bytes: SQLite, a JSON object of row ids."""
+        if path.lower().endswith(_LMDB):
+            return True
         if not path.lower().endswith((".db", ".json")):
             return False
         try:
@@ -120,17 +123,17 @@ class AseDbSource:
                 records.append(self._record(row, segment.file))
         return PartResult(records_to_block(records, self.schema))
 
-    def _is_json(self, number: int) -> bool:
-        return self.files[number].lower().endswith(".json")
-
     def _rows(
         self, number: int, start: int, stop: int | None
     ) -> Iterator[tuple[int, Any, tuple[int, int]]]:
         """Id, row (or the exception it raised) and place of every row in a range."""
-        if self._is_json(number):
-            yield from _json_rows(self.files[number], start, stop)
+        path = self.files[number]
+        if path.lower().endswith(".json"):
+            yield from json_rows(path, start, stop)
+        elif path.lower().endswith(_LMDB):
+            yield from lmdb_rows(path, start, stop)
         else:
-            yield from _sqlite_rows(self.files[number], start, stop, self.rows)
+            yield from sqlite_rows(path, start, stop, self.rows)
 
     def _record(self, row: Any, number: int) -> Record:
         names = self.names
@@ -200,120 +203,15 @@ def _scan_file(job: tuple[AseDbSource, int]) -> dict[str, Any]:
     }
 
 
-def _sqlite_rows(
-    path: str, start: int, stop: int | None, step: int
-) -> Iterator[tuple[int, Any, tuple[int, int]]]:
-    import sqlite3
-    from urllib.parse import quote
-
-    from ase.db import connect
-
-    try:
-        raw = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
-        try:
-            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
-            last = 2**62 if stop is None else stop
-            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
-        finally:
-            raw.close()
-    except sqlite3.DatabaseError as error:
-        raise SourceError(path, f"is no ASE database ({error})") from error
-    database = connect(path, use_lock_file=False)
-    for at in range(0, len(ids), step):
-        part = ids[at : at + step]
-        rows: dict[int, Any] = {}
-        try:
-            rows = {r.id: r for r in database.select(f"id>={part[0]},id<={part[-1]}")}
-        except Exception:
-            # One row of the range cannot be decoded: find out which.
-            for identity in part:
-                try:
-                    rows[identity] = database.get(id=identity)
-                except Exception as error:
-                    rows[identity] = error
-        for identity in part:
-            yield identity, rows[identity], (identity, identity + 1)
-
-
-def _json_rows(
-    path: str, start: int, stop: int | None
-) -> Iterator[tuple[int, Any, tuple[int, int]]]:
-    from ase.db.row import AtomsRow
-    from ase.io.jsonio import decode
-
-    for key, text, place in _json_members(path, start, stop):
-        if not key.isdigit():
-            continue
-        try:
-            values = decode(text)
-            values["id"] = int(key)
-            row: Any = AtomsRow(values)
-        except Exception as error:
-            row = error
-        yield int(key), row, place
-
-
-def _json_members(
-    path: str, start: int, stop: int | None, window: int = 2**20
-) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Key, text and byte range (from the key on) of the members of a JSON object.
-
-    The file is decoded as Latin-1 to walk it, so that a place in the text is a
-    place in the file; only the values are UTF-8.
-    """
-    decoder = json.JSONDecoder()
-    with open(path, "rb") as file:
-        file.seek(start)
-        base, text, at = start, "", 0
-        ended = False
-
-        def more() -> None:
-            nonlocal text, base, at, ended
-            block = file.read(max(window, len(text) - at))
-            ended = not block
-            text, base, at = text[at:] + block.decode("latin-1"), base + at, 0
-
-        more()
-        while True:
-            while at < len(text) and text[at] in " \t\r\n,{":
-                at += 1
-            if stop is not None and base + at >= stop:
-                return
-            if at >= len(text) and not ended:
-                more()
-                continue
-            if at >= len(text) or text[at] == "}":
-                return
-            try:
-                key, after = decoder.raw_decode(text, at)
-                while after < len(text) and text[after] in " \t\r\n:":
-                    after += 1
-                _, end = decoder.raw_decode(text, after)
-                if end == len(text) and not ended:
-                    raise ValueError  # a number may go on
-            except ValueError:
-                if ended:
-                    shown = text[at : at + 40]
-                    raise SourceError(
-                        f"{path}, byte {base + at}",
-                        "the JSON ends or breaks inside a row",
-                        found=repr(shown),
-                        mend="the file is damaged after this byte; restore it",
-                    ) from None
-                more()
-                continue
-            value = text[after:end].encode("latin-1").decode("utf-8", "replace")
-            yield str(key), value, (base + at, base + end)
-            at = end
-
-
 def _metadata_notes(path: str, shown: str) -> list[str]:
     """What the database says of itself (units, say): told, not applied."""
-    if path.lower().endswith(".json"):
-        return []
-    from ase.db import connect
+    metadata: dict[str, Any] = {}
+    if path.lower().endswith(_LMDB):
+        metadata = lmdb_metadata(path)
+    elif not path.lower().endswith(".json"):
+        from ase.db import connect
 
-    metadata = dict(connect(path, use_lock_file=False).metadata or {})
+        metadata = dict(connect(path, use_lock_file=False).metadata or {})
     units = {k: v for k, v in metadata.items() if "unit" in k.lower()}
     if not units:
         return []

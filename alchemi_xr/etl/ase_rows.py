@@ -1,0 +1,182 @@
+"""Rows of ASE databases, in the order of their ids: JSON, SQLite and LMDB.
+
+Each reader gives, for a range, the id, the row (or the exception that it
+raised) and where it lies; none of them loads a database as a whole, and none
+writes to it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from alchemi_xr._optional import import_optional
+from alchemi_xr.errors import SourceError
+
+__all__ = ["json_rows", "lmdb_metadata", "lmdb_rows", "sqlite_rows"]
+
+_STEP = 500
+_ONE_AT_A_TIME = threading.Lock()
+Rows: TypeAlias = Iterator[tuple[int, Any, tuple[int, int]]]
+
+
+def sqlite_rows(path: str, start: int, stop: int | None, step: int) -> Rows:
+    import sqlite3
+    from urllib.parse import quote
+
+    from ase.db import connect
+
+    try:
+        raw = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
+        try:
+            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
+            last = 2**62 if stop is None else stop
+            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
+        finally:
+            raw.close()
+    except sqlite3.DatabaseError as error:
+        raise SourceError(path, f"is no ASE database ({error})") from error
+    database = connect(path, use_lock_file=False)
+    for at in range(0, len(ids), step):
+        part = ids[at : at + step]
+        rows: dict[int, Any] = {}
+        try:
+            rows = {r.id: r for r in database.select(f"id>={part[0]},id<={part[-1]}")}
+        except Exception:
+            # One row of the range cannot be decoded: find out which.
+            for identity in part:
+                try:
+                    rows[identity] = database.get(id=identity)
+                except Exception as error:
+                    rows[identity] = error
+        for identity in part:
+            yield identity, rows[identity], (identity, identity + 1)
+
+
+def json_rows(path: str, start: int, stop: int | None) -> Rows:
+    from ase.db.row import AtomsRow
+    from ase.io.jsonio import decode
+
+    for key, text, place in _json_members(path, start, stop):
+        if not key.isdigit():
+            continue
+        try:
+            values = decode(text)
+            values["id"] = int(key)
+            row: Any = AtomsRow(values)
+        except Exception as error:
+            row = error
+        yield int(key), row, place
+
+
+def _json_members(
+    path: str, start: int, stop: int | None, window: int = 2**20
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Key, text and byte range (from the key on) of the members of a JSON object.
+
+    The file is decoded as Latin-1 to walk it, so that a place in the text is a
+    place in the file; only the values are UTF-8.
+    """
+    decoder = json.JSONDecoder()
+    with open(path, "rb") as file:
+        file.seek(start)
+        base, text, at = start, "", 0
+        ended = False
+
+        def more() -> None:
+            nonlocal text, base, at, ended
+            block = file.read(max(window, len(text) - at))
+            ended = not block
+            text, base, at = text[at:] + block.decode("latin-1"), base + at, 0
+
+        more()
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,{":
+                at += 1
+            if stop is not None and base + at >= stop:
+                return
+            if at >= len(text) and not ended:
+                more()
+                continue
+            if at >= len(text) or text[at] == "}":
+                return
+            try:
+                key, after = decoder.raw_decode(text, at)
+                while after < len(text) and text[after] in " \t\r\n:":
+                    after += 1
+                _, end = decoder.raw_decode(text, after)
+                if end == len(text) and not ended:
+                    raise ValueError  # a number may go on
+            except ValueError:
+                if ended:
+                    shown = text[at : at + 40]
+                    raise SourceError(
+                        f"{path}, byte {base + at}",
+                        "the JSON ends or breaks inside a row",
+                        found=repr(shown),
+                        mend="the file is damaged after this byte; restore it",
+                    ) from None
+                more()
+                continue
+            value = text[after:end].encode("latin-1").decode("utf-8", "replace")
+            yield str(key), value, (base + at, base + end)
+            at = end
+
+
+def lmdb_rows(path: str, start: int, stop: int | None) -> Rows:
+    """Rows of an ``.aselmdb`` file whose ids are in a range.
+
+    Raises
+    ------
+    OptionalDependencyError
+        The package ``lmdb`` is not installed.
+    """
+    from ase.db.row import AtomsRow
+    from ase.io.jsonio import decode
+
+    # Keys are decimal texts, sorted as text: the ids must be sorted anew. (A
+    # file may lack its count key "nextid"; the keys alone tell what is there.)
+    ids = range(start, stop) if stop is not None else _read_lmdb(path, _ids)
+    for at in range(0, len(ids), _STEP):
+        for identity, packed in _read_lmdb(path, partial(_packed, ids=ids[at : at + _STEP])):
+            if identity < start:
+                continue
+            try:
+                values = decode(zlib.decompress(packed).decode())
+                values["id"] = identity
+                row: Any = AtomsRow(values)
+            except Exception as error:
+                row = error
+            yield identity, row, (identity, identity + 1)
+
+
+def lmdb_metadata(path: str) -> dict[str, Any]:
+    """What an ``.aselmdb`` file says of itself."""
+    packed = _read_lmdb(path, lambda transaction: transaction.get(b"metadata"))
+    return {} if packed is None else dict(json.loads(zlib.decompress(packed)))
+
+
+def _ids(transaction: Any) -> list[int]:
+    return sorted(int(key) for key in transaction.cursor().iternext(values=False) if key.isdigit())
+
+
+def _packed(transaction: Any, ids: Sequence[int]) -> list[tuple[int, bytes]]:
+    found = [(identity, transaction.get(str(identity).encode())) for identity in ids]
+    return [(identity, packed) for identity, packed in found if packed is not None]
+
+
+def _read_lmdb(path: str, read: Callable[[Any], Any]) -> Any:
+    lmdb = import_optional("lmdb", extra="etl", why=path)
+    # A process may hold an LMDB file open only once, so its threads take turns.
+    with _ONE_AT_A_TIME:
+        try:
+            # Without a lock file: a source is never written to, not even beside it.
+            environment = lmdb.open(path, subdir=False, readonly=True, lock=False, create=False)
+        except lmdb.Error as error:
+            raise SourceError(path, f"is no LMDB file ({error})") from error
+        with environment, environment.begin() as transaction:
+            return read(transaction)
