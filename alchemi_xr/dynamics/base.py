@@ -249,7 +249,7 @@ class BaseDynamics(EngineOptions, HookRegistryMixin):
                 self._prime(batch)
                 for _ in range(total):
                     checked = self._take_step(batch)
-                    if checked and self._frozen is not None and bool(self._frozen.all()):
+                    if checked and not bool(self._active(batch).any()):
                         break
             finally:
                 self._frozen = None
@@ -326,12 +326,15 @@ class BaseDynamics(EngineOptions, HookRegistryMixin):
     def compute(self, batch: Batch) -> None:
         """One model call; its outputs go into the fields of the batch.
 
-        An existing field keeps its dtype; an absent one is made.
+        An existing field keeps its dtype; an absent one of the field table is
+        made. An output of another name is written where the batch has such a
+        field already, as its level is not known else.
 
         Raises
         ------
-        ModelError
-            An output that the integrator needs is missing.
+        DynamicsError
+            An output that the integrator needs is missing, or one has the wrong
+            shape.
         """
         model = self._compiled if self._compiled is not None else self.model
         outputs = model(batch)
@@ -362,6 +365,13 @@ class BaseDynamics(EngineOptions, HookRegistryMixin):
     def _write_output(batch: Batch, name: str, value: torch.Tensor) -> None:
         if name in batch:
             target = batch[name]
+            if value.numel() != target.numel():
+                raise DynamicsError(
+                    "compute",
+                    f"the model's {name!r} has the wrong shape",
+                    found=list(value.shape),
+                    expected=list(target.shape),
+                )
             target.copy_(value.reshape(target.shape))
             if batch.present:
                 batch.set(name, target, level=batch.level_of(name))  # every system has it now
@@ -486,7 +496,8 @@ class BaseDynamics(EngineOptions, HookRegistryMixin):
         What a sample brings of an earlier run (status, counters) does not count.
         """
         if self.init_fn is not None:
-            batch = self.init_fn(batch) or batch
+            made = self.init_fn(batch)
+            batch = batch if made is None else made
         for key in ("energy_change", "energy_previous", "fmax"):
             if key in batch:
                 batch[key].fill_(torch.inf)

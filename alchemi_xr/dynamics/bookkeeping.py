@@ -68,11 +68,14 @@ def column(value: float, dtype: torch.dtype) -> InitFn:
 
 
 def zero_output(batch: Batch, name: str) -> torch.Tensor:
+    """Room for an output that is written later."""
     spec = FIELDS[name]
     rows = {"atom": batch.num_nodes, "edge": batch.num_edges, "system": batch.num_graphs}
     tail = [n for n in spec.tail if isinstance(n, int)]
     positions = batch["positions"]
-    return torch.zeros((rows[spec.level], *tail), dtype=positions.dtype, device=positions.device)
+    # The energy keeps the digits that the model gives it: at -1e5 eV a float32 step is 8 meV.
+    dtype = torch.float64 if name == "energy" else positions.dtype
+    return torch.zeros((rows[spec.level], *tail), dtype=dtype, device=positions.device)
 
 
 def check_count(where: str, name: str, value: Any, *, optional: bool = False) -> None:

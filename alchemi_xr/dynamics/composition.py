@@ -43,8 +43,7 @@ def compose(left: Any, right: Any) -> FusedStage:
 
 def _inherit(fused: FusedStage, right: FusedStage, *, shift: int) -> FusedStage:
     """What a fused right operand had of its own, where the left had nothing."""
-    for hook in right.hooks:
-        fused.register_hook(hook, right._hook_stages.get(id(hook)))
+    fused._take_hooks_of(right)
     for position, (code, _) in enumerate(right.sub_stages):
         if code in right.reprime_codes:
             fused.reprime_codes |= {shift + position}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.dynamics.base import BaseDynamics
 from alchemi_xr.dynamics.bookkeeping import Guard, InitFn, column
 from alchemi_xr.dynamics.compiling import compile_model
@@ -194,8 +193,7 @@ class FusedStage(BaseDynamics):
             buffer_config=self.buffer_config,
             debug_mode=self.debug_mode,
         )
-        for hook in self.hooks:
-            fused.register_hook(hook, self._hook_stages.get(id(hook)))
+        fused._take_hooks_of(self)
         for key, (init_fn, level) in self._bookkeeping.items():
             fused.register_bookkeeping_key(key, init_fn, level=level)
         return fused
@@ -254,8 +252,8 @@ class FusedStage(BaseDynamics):
             self._prime(batch)
         taken = since_refill = 0
         while current is not None:
-            if self.inflight_mode and graduated:
-                # An empty batch does not wait for its turn.
+            if self.inflight_mode and (graduated or left == 0):
+                # A batch without a system in flight does not wait for its turn.
                 if left == 0 or since_refill >= self.refill_frequency:
                     current, since_refill = self.refill_check(current, self.exit_status), 0
                     if current is None:
@@ -297,9 +295,12 @@ class FusedStage(BaseDynamics):
 
     def _may_leave_any_time(self) -> bool:
         """Whether something other than a step count can move a system on."""
-        hooks = [hook for engine in (self, *self.dynamics) for hook in engine.hooks]
-        migrates = any(not getattr(h, "read_only", False) or _migrates(h) for h in hooks)
-        return migrates or any(h is not None for h in self.migration_hooks)
+        return self._hooks_may_migrate() or any(h is not None for h in self.migration_hooks)
+
+    def _hooks_may_migrate(self) -> bool:
+        """Whether a hook could set the status of a system."""
+        hooks = self._every_hook()
+        return any(not getattr(h, "read_only", False) or _migrates(h) for h in hooks)
 
     def _check_ends(self, limit: int | None) -> None:
         if self.entry_status not in self.codes and self.entry_status < self.exit_status:
@@ -309,8 +310,8 @@ class FusedStage(BaseDynamics):
                 found=self.entry_status,
                 expected=f"one of {self.codes}",
             )
-        if limit is not None or any(h for e in (self, *self.dynamics) for h in e.hooks):
-            return  # a hook may set the status
+        if limit is not None or self._hooks_may_migrate():
+            return
         for code, stage in self.sub_stages:
             if stage.n_steps is None and stage.convergence_hook is None:
                 raise ConfigError(
@@ -379,7 +380,7 @@ class FusedStage(BaseDynamics):
     ) -> None:
         """Move systems that are converged or out of steps on to the next stage."""
         status = batch["status"].reshape(-1)
-        new, enter = status.clone(), torch.zeros_like(status, dtype=torch.bool)
+        new = status.clone()
         converged: list[torch.Tensor | None] = []
         after = [*self.codes[1:], self.exit_status]
         for (code, stage), hook, mask, next_code in zip(
@@ -396,14 +397,19 @@ class FusedStage(BaseDynamics):
                 counter.masked_fill_(spent.reshape(counter.shape), 0)
                 leaving = leaving | spent
             new = torch.where(leaving, next_code, new)
-            if next_code in self.reprime_codes:
-                enter = enter | leaving
             converged.append(done)
         steps = batch["steps"]
         moved = torch.stack(list(masks)).any(dim=0)
         steps.add_(moved.reshape(steps.shape))
         batch["status"].copy_(new.reshape(batch["status"].shape))
-        batch["needs_prime"].copy_(enter.reshape(-1, 1))
+        if self.reprime_codes:
+            # Whoever moved it here, this stage's rule or a hook.
+            enters = [
+                (new == code) & ~here
+                for code, here in zip(self.codes, members, strict=True)
+                if code in self.reprime_codes
+            ]
+            batch["needs_prime"].copy_(torch.stack(enters).any(dim=0).reshape(-1, 1))
         self._fire_converged(batch, members, converged)
 
     def _converged_in(
@@ -422,7 +428,8 @@ class FusedStage(BaseDynamics):
             return None
         if hook.frequency > 1:
             here = here & (counter % hook.frequency == 0)
-            if not bool(here.any()):
+            # On a device the look costs more than a criterion that nobody asks for.
+            if here.device.type == "cpu" and not bool(here.any()):
                 return None
         return hook.mask(batch) & here
 
@@ -486,15 +493,8 @@ class FusedStage(BaseDynamics):
             stage._hooks_may_move(active) for stage in self.dynamics
         )
 
-    def _enter_hooks(self) -> None:
-        super()._enter_hooks()
-        for stage in self.dynamics:
-            stage._enter_hooks()
-
-    def _exit_hooks(self) -> None:
-        super()._exit_hooks()
-        for stage in self.dynamics:
-            stage._exit_hooks()
+    def _every_hook(self) -> list[Any]:
+        return [hook for engine in (self, *self.dynamics) for hook in engine.hooks]
 
     # ---------------------------------------------------------------- fields
 
@@ -526,9 +526,7 @@ class FusedStage(BaseDynamics):
         super()._ensure_fields(batch, new=new)
         if "system_id" not in batch:
             batch.set("system_id", column(-1, torch.int64)(batch), level="system")
-        if "velocities" in FIELDS and any(
-            "velocities" in stage.__provides_keys__ for stage in self.dynamics
-        ):
+        if any("velocities" in stage.__provides_keys__ for stage in self.dynamics):
             batch["velocities"]  # made on access: a guard has to see it
 
 

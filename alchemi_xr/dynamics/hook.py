@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["DynamicsContext", "DynamicsStage", "Hook", "HookContext", "HookRegistryMixin"]
 
 
+_OWN: tuple[None] = (None,)
+
+
 class DynamicsStage(Enum):
     """The nine points of a step at which hooks fire, in order."""
 
@@ -112,8 +115,8 @@ class HookRegistryMixin:
 
     def _init_hooks(self, hooks: Iterable[Hook] | None) -> None:
         self.hooks: list[Any] = []
-        # A hook without a stage of its own, registered at one.
-        self._hook_stages: dict[int, Enum] = {}
+        # Where each was registered, by identity; None: where the hook itself says.
+        self._hook_stages: dict[int, list[Enum | None]] = {}
         self._open_hooks: list[Any] = []
         for hook in hooks or ():
             self.register_hook(hook)
@@ -121,11 +124,13 @@ class HookRegistryMixin:
     def register_hook(self, hook: Hook, stage: Enum | None = None) -> None:
         """Add a hook; it fires after those registered before it.
 
+        One hook may be registered at several stages, and fires once at each.
+
         Parameters
         ----------
         hook : Hook
         stage : DynamicsStage, optional
-            Where it fires, for a hook that does not say so itself.
+            Where it fires; by default where the hook itself says.
 
         Raises
         ------
@@ -154,10 +159,13 @@ class HookRegistryMixin:
             raise TypeError(
                 f"{name} has stage {where!r}, which is not a {self._stage_type.__name__}"
             )
-        if stage is not None:
-            self._hook_stages[id(hook)] = stage
-            if getattr(hook, "stage", None) is None:
-                hook.stage = stage
+        if stage is not None and getattr(hook, "stage", None) is None:
+            hook.stage = stage
+        stages = self._hook_stages.setdefault(id(hook), [])
+        if stage not in stages:
+            stages.append(stage)
+        if any(hook is known for known in self.hooks):
+            return
         self.hooks.append(hook)
         on_register = getattr(hook, "on_register", None)
         if on_register is not None:
@@ -172,15 +180,27 @@ class HookRegistryMixin:
         ]
 
     def _runs_at(self, hook: Any, stage: Enum) -> bool:
-        registered = self._hook_stages.get(id(hook))
-        if registered is not None:
-            return registered is stage
+        registered = self._hook_stages.get(id(hook), _OWN)
+        if stage in registered:
+            return True
+        if None not in registered:
+            return False
         runs_on = getattr(hook, "_runs_on_stage", None)
         return bool(runs_on(stage)) if runs_on is not None else hook.stage is stage
 
+    def _take_hooks_of(self, other: HookRegistryMixin) -> None:
+        """Register the hooks of another engine at the stages they have there."""
+        for hook in other.hooks:
+            for stage in other._hook_stages.get(id(hook), _OWN):
+                self.register_hook(hook, stage)
+
+    def _every_hook(self) -> list[Any]:
+        """The hooks that a run of this engine calls."""
+        return self.hooks
+
     def _enter_hooks(self) -> None:
         """Open the hooks that want it; remembered, so that each is closed once."""
-        for hook in self.hooks:
+        for hook in self._every_hook():
             if any(hook is opened for opened in self._open_hooks):
                 continue
             enter = getattr(hook, "__enter__", None)

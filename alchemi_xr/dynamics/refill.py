@@ -43,11 +43,11 @@ def refill(engine: BaseDynamics, batch: Batch, exit_status: int) -> Batch | None
     finished = batch["status"].reshape(-1) >= exit_status
     flags = finished.cpu()  # the one wait
     out = flags.nonzero().reshape(-1)
-    if not len(out):
+    if not len(out) and batch.num_graphs:
         return batch
     keep = (~flags).nonzero().reshape(-1)
-    graduated = batch.index_select(out)
-    _hand_over(engine, graduated)
+    if len(out):
+        _hand_over(engine, batch.index_select(out))
     rest = batch.index_select(keep) if len(keep) else None
     if rest is not None:
         _drop(rest, _DENSE)
@@ -91,7 +91,7 @@ def _admit(engine: BaseDynamics, rest: Batch | None, old: Batch) -> Batch | None
             new.set(name, like.new_zeros((rows, *like.shape[1:])), level=FIELDS[name].level)
     for name in ("fmax", "energy_change", "energy_previous"):
         if name in old:
-            put(new, name, torch.full_like(old[name][:1], torch.inf).repeat(new.num_graphs, 1))
+            put(new, name, old[name].new_full((new.num_graphs, 1), torch.inf))
     return new
 
 

@@ -196,6 +196,41 @@ def test_a_converged_system_stops_where_it_would_alone(kit):
     assert "status" not in together  # a second run with another stage is free to move them
 
 
+def test_a_run_ends_when_the_rest_had_finished_before(kit):
+    model = kit.SpringModel()
+    batch = kit.systems([2, 3])
+    batch["status"] = torch.tensor([[1], [0]])
+    hook = ConvergenceHook.from_fmax(1e9)
+    DemoDynamics(model, n_steps=50, convergence_hook=hook).run(batch)
+    assert model.calls == 2  # priming and one step
+
+
+def test_an_output_of_the_wrong_shape_is_named(kit):
+    class Short(kit.SpringModel):
+        def forward(self, batch):
+            return {"energy": batch["positions"].sum().reshape(1), "forces": batch["positions"]}
+
+    batch = kit.systems([2, 3])
+    batch["energy"] = torch.zeros(2, 1)
+    with pytest.raises(RuntimeError, match=r"'energy' has the wrong shape.*\[1\].*\[2, 1\]"):
+        DemoDynamics(Short(), n_steps=1).run(batch)
+
+
+def test_the_engine_makes_room_for_a_double_energy(kit):
+    """FIRE that compares energies: float32 positions must not cost their digits."""
+    from alchemi_xr.dynamics import FIRE
+
+    class Deep(kit.SpringModel):
+        def forward(self, batch):
+            out = super().forward(batch)
+            return {**out, "energy": out["energy"].double() - 1e5}
+
+    batch = kit.systems([2]).to(dtype=torch.float32)
+    FIRE(Deep(), n_steps=1, uphill=True).run(batch)
+    assert batch["energy"].dtype == torch.float64
+    assert float(batch["energy"] + 1e5) % 0.0078125 != 0.0
+
+
 @pytest.mark.parametrize("frequency", [1, 3, 4])
 def test_convergence_frequency(kit, frequency):
     calls: list = []

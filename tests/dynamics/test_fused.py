@@ -90,6 +90,10 @@ def test_a_stage_that_cannot_end_is_refused(kit):
     fused = FusedStage([(0, Shrink(model)), (1, shrink(model, 0.1))])
     with pytest.raises(ValueError, match="No step count provided: the stage of status 0"):
         fused.run(kit.systems([1]))
+    # A hook that only looks on ends nothing either.
+    fused.register_hook(kit.Recorder(DynamicsStage.AFTER_STEP, []))
+    with pytest.raises(ValueError, match="No step count provided"):
+        fused.run(kit.systems([1]))
     fused.run(kit.systems([1]), n_steps=2)
     assert fused.step_count == 2
 
@@ -253,6 +257,21 @@ def test_reprime_on_entry(kit, spelling):
     torch.testing.assert_close(positions[1][1], start[1] + 2)  # was inside: not touched
     assert batch["status"].reshape(-1).tolist() == [2, 2]
     assert batch["steps"].reshape(-1).tolist() == [3, 2]
+
+
+def test_reprime_also_when_a_hook_moved_the_system(kit):
+    model = kit.SpringModel()
+    move = ConvergenceHook({"key": "energy", "threshold": 1e9}, source_status=0, target_status=1)
+    a, b = Shrink(model, n_steps=9, hooks=[move]), Shift(model, n_steps=2)
+    fused = FusedStage([(0, a), (1, b)], reprime_on_entry=[1])
+    batch = kit.systems([1])
+    start = batch["positions"].clone()
+    fused.step(batch)
+    assert batch["status"].tolist() == [[1]]
+    fused.step(batch)
+    torch.testing.assert_close(batch["positions"], start * 0.5)
+    fused.step(batch)
+    torch.testing.assert_close(batch["positions"], start * 0.5 + 1)
 
 
 def test_convergence_frequency_is_counted_for_each_system(kit):

@@ -89,6 +89,24 @@ def test_stage_given_at_registration(kit):
     assert dynamics.hooks == [hook]
 
 
+def test_one_hook_at_several_stages_by_registration(kit):
+    log: list = []
+    hook = kit.Recorder(DynamicsStage.AFTER_STEP, log)
+    dynamics = DemoDynamics(kit.SpringModel(), n_steps=1, hooks=[hook])
+    dynamics.register_hook(hook, DynamicsStage.BEFORE_STEP)
+    dynamics.register_hook(hook, DynamicsStage.BEFORE_STEP)
+    dynamics.run(kit.systems([2]))
+    assert [name for _, _, name in log] == ["BEFORE_STEP", "AFTER_STEP"]
+    assert dynamics.hooks == [hook]
+    log.clear()
+    fused = FusedStage([(0, DemoDynamics(kit.SpringModel(), n_steps=1))])
+    fused.register_fused_hook(hook)
+    fused.register_fused_hook(hook, DynamicsStage.BEFORE_STEP)
+    more = fused + DemoDynamics(kit.SpringModel(), n_steps=1)
+    more.run(kit.systems([2]))
+    assert [name for _, _, name in log] == ["BEFORE_STEP", "AFTER_STEP"] * 2
+
+
 @pytest.mark.parametrize("frequency", [0, -1, 1.5, True, None, "2"])
 def test_bad_frequency(kit, frequency):
     hook = kit.Recorder(DynamicsStage.AFTER_STEP, [], frequency=frequency)
@@ -138,6 +156,27 @@ def test_hooks_open_and_close_once_even_when_a_run_fails(kit, fails):
     else:
         dynamics.run(kit.systems([2]))
     assert calls == ["enter", "exit", "close"]
+
+
+def test_a_hook_that_stages_share_opens_once_and_all_close(kit):
+    calls: list = []
+
+    class Opens(kit.Recorder):
+        def __enter__(self):
+            calls.append(f"enter {self.name}")
+
+        def __exit__(self, *exc):
+            calls.append(f"exit {self.name}")
+            if self.name == "whole":
+                raise OSError("disk full")
+
+    stage = DynamicsStage.AFTER_STEP
+    log = Opens(stage, [], "log")
+    a, b = (DemoDynamics(kit.SpringModel(), n_steps=1, hooks=[log]) for _ in range(2))
+    fused = FusedStage([(0, a), (1, b)], hooks=[Opens(stage, [], "whole")])
+    with pytest.raises(OSError, match="disk full"):
+        fused.run(kit.systems([2]))
+    assert calls == ["enter whole", "enter log", "exit whole", "exit log"]
 
 
 def test_fused_hooks_order(kit):

@@ -193,6 +193,27 @@ def test_init_fn_and_energy_change_through_refill(kit):
         assert float(batch["energy"]) == pytest.approx(float(result["energy"][row]), abs=1e-14)
 
 
+@pytest.mark.parametrize("refused", [{0, 1}, {2, 3, 4}, {0, 5}, set(range(6))])
+def test_init_fn_may_leave_out_systems(kit, refused):
+    """Also all of a batch, the first or a later one: the others still have their turn."""
+
+    def init(batch):
+        keep = [
+            i for i, n in enumerate(batch["dataset_index"].reshape(-1)) if int(n) not in refused
+        ]
+        return batch.index_select(keep) if keep else Batch.empty_like(batch)
+
+    sink = HostMemory(9)
+    sampler = SizeAwareSampler(
+        kit.ListDataset([kit.atoms(2, i) for i in range(6)]), max_batch_size=2
+    )
+    stage = DemoDynamics(kit.SpringModel(), n_steps=2, sampler=sampler, sinks=[sink], init_fn=init)
+    assert stage.run() is None
+    assert sampler.exhausted
+    left = sink.read()["dataset_index"].reshape(-1).tolist() if len(sink) else []
+    assert sorted(left) == sorted(set(range(6)) - refused)
+
+
 def test_results_of_an_earlier_run_start_anew(kit):
     """A store of results may be the source: old status and counters do not count."""
     old = kit.systems([2, 3, 2])
