@@ -58,7 +58,7 @@ def model_kind():
 def faulty(model_kind):
     """Makes stages whose model fails for systems with certain tags, in some way.
 
-    ``how``: "raise" (naming nobody), "nan", "memory" (for more than two systems
+    ``how``: "raise" (naming nobody), "late" (so, after two steps), "nan", "memory" (for more than two systems
     at once), or "kill" (the process, once if ``once`` is a path that is not
     there). The stages are closures, so that they pickle by value.
     """
@@ -90,7 +90,7 @@ def faulty(model_kind):
                         raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
                     if not bad.any():
                         return outputs
-                    if how == "raise":
+                    if how == "raise" or (how == "late" and (batch["steps"][bad] >= 2).any()):
                         raise ValueError("SCF did not converge")
                     if how == "nan":
                         outputs["energy"][bad] = torch.nan
