@@ -370,9 +370,17 @@ class AtomicData:
                 raise FieldError(
                     "AtomicData", f"{name!r} is a member of AtomicData", mend="rename it"
                 )
-            self.__dict__.pop(name, None)
+            before = self._levels.get(name)
             self._levels[name] = canonical_level(level)
-        self._set_checked(name, value, self._values["positions"])
+        try:
+            self._set_checked(name, value, self._values["positions"])
+        except FieldError:
+            if spec is None:  # a refused field leaves no trace
+                self._levels.pop(name)
+                if before is not None:
+                    self._levels[name] = before
+            raise
+        self.__dict__.pop(name, None)
 
     def add_node_property(self, key: str, value: Any, node_dim: int = 0) -> None:
         """Register a field of the atoms; its axis of atoms is ``node_dim``."""
@@ -501,7 +509,9 @@ class AtomicData:
         return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
 
     def pin_memory(self) -> AtomicData:
-        """A copy in page-locked host memory."""
+        """A copy in page-locked host memory, where there is a CUDA device; else a plain copy."""
+        if not torch.cuda.is_available():
+            return self.clone()
         return self._map(lambda _, value: value.pin_memory())
 
     def to_dict(self) -> dict[str, Tensor]:

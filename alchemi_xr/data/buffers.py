@@ -60,7 +60,8 @@ def append(
     _refuse_shared(batch, other)
     given = {ALIASES.get(name, name): value for name, value in defaults.items()}
     names = list(dict.fromkeys([*batch._fields, *other._fields]))
-    _make_defaults(batch, other, names)
+    _make_defaults(batch, names)
+    other = _with_defaults(other, names)
     if missing_fields == "raise":
         for name in names:
             for side, word in ((batch, "the batch"), (other, "the appended batch")):
@@ -124,13 +125,40 @@ def _refuse_shared(batch: Batch, other: Batch) -> None:
             )
 
 
-def _make_defaults(batch: Batch, other: Batch, names: list[str]) -> None:
-    """Masses, categories and velocities that one side has are made on the other."""
-    for name in DEFAULT_FIELDS:
-        if name in names:
-            for side in (batch, other):
-                if name not in side._fields and "positions" in side._fields:
-                    side._get(name)
+def _lacking(batch: Batch, names: list[str]) -> list[str]:
+    """Masses, categories and velocities of ``names`` that a batch has not made yet."""
+    if "positions" not in batch._fields:
+        return []
+    return [name for name in DEFAULT_FIELDS if name in names and name not in batch._fields]
+
+
+def _make_defaults(batch: Batch, names: list[str]) -> None:
+    """Make the fields with defaults that the other side has."""
+    for name in _lacking(batch, names):
+        batch._get(name)
+
+
+def _with_defaults(batch: Batch, names: list[str]) -> Batch:
+    """As `_make_defaults`, for a batch that has to stay as it is."""
+    lacking = _lacking(batch, names)
+    if not lacking:
+        return batch
+    other = type(batch)._of(
+        Flat(
+            dict(batch._fields),
+            dict(batch._levels),
+            dict(batch._present),
+            batch._atoms,
+            batch._edges,
+            batch._num,
+            batch._device,
+            dict(batch._units),
+        ),
+        capacity=batch._capacity,
+    )
+    for name in lacking:
+        other._get(name)
+    return other
 
 
 def _common_level(batch: Batch, other: Batch, name: str) -> Level:
@@ -280,7 +308,8 @@ def put(
 
 def _write(buffer: Batch, src: Batch, samples: IntArray) -> None:
     names = list(dict.fromkeys([*buffer._fields, *src._fields]))
-    _make_defaults(buffer, src, names)
+    _make_defaults(buffer, names)
+    src = _with_defaults(src, names)
     chosen = torch.tensor(samples, device=buffer._device)
     moved = {"atom": src._atoms.moved(buffer._device), "edge": src._edges.moved(buffer._device)}
     systems = torch.arange(src._num + 1, device=buffer._device)

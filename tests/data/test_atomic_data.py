@@ -270,3 +270,24 @@ def test_one_device():
     with pytest.raises(FieldError, match="another device"):
         water(forces=torch.zeros(3, 3).cuda())
     assert water().cuda().device.type == "cuda"
+
+
+def test_a_refused_property_leaves_no_trace():
+    data = AtomicData(atomic_numbers=torch.tensor([1, 8]), positions=torch.zeros(2, 3))
+    data.depth = "a plain attribute"
+    with pytest.raises(FieldError, match="leading axis of 1"):
+        data.add_system_property("depth", torch.zeros(3))
+    assert data.depth == "a plain attribute"
+    with pytest.raises(UnknownFieldError):
+        data.level_of("depth")
+    data.add_node_property("depth", torch.zeros(2))
+    with pytest.raises(FieldError):
+        data.add_system_property("depth", torch.zeros(3))
+    assert data.level_of("depth") == "atom"
+
+
+def test_pin_memory_needs_no_gpu():
+    data = AtomicData(atomic_numbers=torch.tensor([1]), positions=torch.zeros(1, 3))
+    pinned = data.pin_memory()
+    assert pinned.positions.is_pinned() == torch.cuda.is_available()
+    assert pinned.positions.data_ptr() != data.positions.data_ptr()

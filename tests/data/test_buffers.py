@@ -100,6 +100,20 @@ def test_append_options():
         batch.append(Batch.from_data_list([sample(1)]), missing_fields="drop")
 
 
+def test_append_and_put_leave_the_other_batch_alone():
+    """Velocities that only the receiver has are made for the result, not in the source."""
+    batch, other = (Batch.from_data_list([sample(n)]) for n in (1, 2))
+    buffer = Batch.empty(num_systems=2, num_nodes=4, num_edges=0, template=batch)
+    batch.velocities = torch.ones(1, 3)
+    buffer.velocities = torch.zeros(4, 3)
+    names = [name for name, _ in other]
+    batch.append(other)
+    buffer.put(other, [True])
+    assert [name for name, _ in other] == names
+    assert batch.velocities.tolist() == [[1.0] * 3, [0.0] * 3, [0.0] * 3]
+    assert not batch.present
+
+
 def test_append_dtype_of_the_receiver_wins():
     batch = Batch.from_data_list([sample(1)])
     double = Batch.from_data_list([sample(1)]).to(dtype=torch.float64)
