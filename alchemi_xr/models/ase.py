@@ -7,6 +7,7 @@ that did not move cost nothing.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -268,16 +269,7 @@ class ASECalculatorModel(nn.Module, BaseModelMixin):
 
     def _evaluate(self, site: _Site, system: _System, wanted: tuple[str, ...]) -> None:
         """Results of one system into its site."""
-        calculator = site.calculator
-        if calculator is None:
-            if self.calculators == "shared":
-                if self._shared is None:
-                    self._shared = self.factory()
-                calculator = self._shared
-            else:
-                calculator = self.factory()
-            site.calculator = calculator
-        atoms = site.atoms
+        calculator, atoms = self._calculator_of(site), site.atoms
         # The heaviest first: a code that gives forces has the energy too, and then
         # does not run again for it.
         asked = [p for p in _HEAVIEST_FIRST if p in wanted]
@@ -292,8 +284,18 @@ class ASECalculatorModel(nn.Module, BaseModelMixin):
         results = {}
         for name in asked:
             value = np.array(calculator.get_property(name, atoms), dtype=np.float64)
-            results[name] = _full_stress(value) if name == "stress" else value
+            results[name] = _shaped(name, value, len(atoms))
         site.results = results
+
+    def _calculator_of(self, site: _Site) -> Any:
+        """The site's own, or the shared one: sites keep no hold of that, as it may be replaced."""
+        if self.calculators == "shared":
+            if self._shared is None:
+                self._shared = self.factory()
+            return self._shared
+        if site.calculator is None:
+            site.calculator = self.factory()
+        return site.calculator
 
     def _gather(
         self,
@@ -314,11 +316,7 @@ class ASECalculatorModel(nn.Module, BaseModelMixin):
                 fill = 0.0 if len(system.numbers) == 0 and name == "energy" else np.nan
                 value = result.get(name)
                 shape = (count, *tail)
-                rows.append(
-                    np.full(shape, fill)
-                    if value is None
-                    else np.broadcast_to(value.reshape(shape), shape)
-                )
+                rows.append(np.full(shape, fill) if value is None else value)
             flat = np.concatenate(rows) if rows else np.zeros((0, *tail))
             dtype = torch.float64 if name == "energy" else positions.dtype
             output[name] = torch.from_numpy(flat).to(positions.device, dtype)
@@ -400,12 +398,19 @@ def _whole(value: float) -> int | float:
     return int(value) if float(value).is_integer() else value
 
 
-def _full_stress(value: NDArray) -> NDArray:
-    from ase.stress import voigt_6_to_full_3x3_stress
+def _shaped(name: str, value: NDArray, atoms: int) -> NDArray:
+    """A calculator's value as rows of its field."""
+    level, tail = _SHAPES[name]
+    if name == "stress" and value.shape == (6,):
+        from ase.stress import voigt_6_to_full_3x3_stress
 
-    if value.shape == (3, 3):
-        return value
-    return np.asarray(voigt_6_to_full_3x3_stress(value))
+        value = np.asarray(voigt_6_to_full_3x3_stress(value))
+    shape = (atoms if level == "atom" else 1, *tail)
+    if value.size != math.prod(shape):
+        raise ModelError(
+            "calculator", f"its {name} has the wrong shape", found=value.shape, expected=shape
+        )
+    return value.reshape(shape)
 
 
 def _reason(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alchemi_xr.errors import ConfigError
+from alchemi_xr.errors import ConfigError, ModelError
 from alchemi_xr.models.base import BaseModelMixin, ModelConfig
 
 __all__ = ["DemoModel", "DemoModelWrapper"]
@@ -70,7 +70,16 @@ class DemoModel(nn.Module):
         """Features of every atom, float [V, hidden_dim]."""
         widths: Tensor = self.get_buffer("widths").to(square_distance.dtype)
         gaussians = torch.exp(-square_distance[:, None] / (2.0 * widths**2))
-        kind = self.embedding(atomic_numbers.long())
+        try:
+            kind = self.embedding(atomic_numbers.long())
+        except IndexError:  # CPU only; a device says so itself, and looking there would wait for it
+            raise ModelError(
+                "DemoModel",
+                "the batch has an element that the model does not know",
+                found=int(atomic_numbers.max()),
+                expected=f"0 to {self.num_atom_types - 1}",
+                mend="DemoModel(num_atom_types=...)",
+            ) from None
         return torch.nn.functional.silu(self.hidden(torch.tanh(kind * self.radial(gaussians))))
 
     def forward(

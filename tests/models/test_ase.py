@@ -197,6 +197,32 @@ class TestFailures:
         assert torch.isfinite(model(batch)["energy"]).all()
         assert model.failures == {}
 
+    def test_a_shared_calculator_that_failed_serves_nobody_any_more(self) -> None:
+        model = ASECalculatorModel(Witness, on_error="nan", calculators="shared")
+        batch = self.batch()
+        model(batch)
+        Witness.fail_on = 16
+        batch.positions.add_(0.01)
+        model(batch)
+        made, Witness.fail_on = Witness.made, None
+        batch.positions.add_(0.01)
+        used = {id(model._calculator_of(site)) for site in model._sites.values()}
+        assert torch.isfinite(model(batch)["energy"]).all()
+        assert used == {id(model._shared)}
+        assert Witness.made == made + 1
+
+    def test_results_of_the_wrong_shape_are_a_failure_of_their_system(self) -> None:
+        class Short(Witness):
+            def calculate(self, *args: Any, **kwargs: Any) -> None:
+                super().calculate(*args, **kwargs)
+                if 16 in self.atoms.numbers:
+                    self.results["forces"] = self.results["forces"][:1]
+
+        output = ASECalculatorModel(Short, on_error="nan")(self.batch())
+        assert torch.isfinite(output["energy"][:, 0]).tolist() == [True, False, True]
+        with pytest.raises(CalculatorError, match=r"system 1.*forces has the wrong shape"):
+            ASECalculatorModel(Short)(self.batch())
+
     def test_a_property_that_the_calculator_lacks(self) -> None:
         model = ASECalculatorModel(Witness, ("energy", "dipole"))
         with pytest.raises(ModelError, match="dipole"):

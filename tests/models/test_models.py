@@ -16,7 +16,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
 from alchemi_xr.data import AtomicData, Batch
-from alchemi_xr.errors import ConfigError
+from alchemi_xr.errors import ConfigError, ModelError
 from alchemi_xr.models.ase import ASECalculatorModel
 from alchemi_xr.models.base import BaseModelMixin
 from alchemi_xr.models.demo import DemoModel, DemoModelWrapper
@@ -346,6 +346,11 @@ class TestDemo:
         loss = model(batch)["forces"].square().sum() + model(batch)["energy"].square().sum()
         loss.backward()
         assert float(model.model.hidden.weight.grad.abs().sum()) > 0.0
+
+    def test_an_unknown_element_is_named(self) -> None:
+        model = DemoModelWrapper(DemoModel(num_atom_types=7))
+        with pytest.raises(ModelError, match="found 8, expected 0 to 6"):
+            model(batch_of([molecule("H2O")]))
 
     def test_sizes_are_checked(self) -> None:
         with pytest.raises(ConfigError, match="sizes start at 1"):
