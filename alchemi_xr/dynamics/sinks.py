@@ -197,8 +197,11 @@ class _Preallocated(DataSink):
                 template=batch,
                 device=self._device,
             )
-        everything = torch.ones(batch.num_graphs, dtype=torch.bool, device=self._device)
-        self._buffer.put(batch, everything)
+        # put notes on its source what a later defrag() is to drop: that is not the sink's to say.
+        noted = batch._copied
+        # A mask on the host: for one on the device put would have to wait.
+        self._buffer.put(batch, torch.ones(batch.num_graphs, dtype=torch.bool))
+        batch._copied = noted
 
     def _check_room(self, batch: Batch) -> None:
         held = self._buffer

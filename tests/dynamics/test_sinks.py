@@ -136,6 +136,15 @@ def test_buffer_capacity_is_per_system(kit, device):
     assert sink.read()["mark"].dtype == torch.int64
 
 
+def test_a_sink_leaves_the_batch_as_it_was(kit, make_sink):
+    batch = numbered(kit, [2, 3])
+    names = [name for name, _ in batch]
+    make_sink(4).write(batch)
+    assert [name for name, _ in batch] == names
+    with pytest.raises(ValueError, match="requires copied_mask or a prior put"):
+        batch.defrag()
+
+
 def test_zarr_data_continues_an_existing_store(kit, tmp_path):
     path = tmp_path / "results.zarr"
     with ZarrData(path, capacity=5) as sink:

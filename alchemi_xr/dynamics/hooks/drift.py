@@ -78,11 +78,9 @@ class EnergyDriftMonitorHook:
         self.frequency = frequency
         self.include_kinetic = include_kinetic
         self.stage = stage
-        self._field = "energy_drift_0"
-
-    def on_register(self, engine: Any) -> None:
-        """Take a field of its own among the engine's hooks."""
-        self._field = f"energy_drift_{len(engine.hooks)}"
+        # Hooks that take the same energy at the same point may share a reference, others not.
+        kind = "total" if include_kinetic else "potential"
+        self._field = f"energy_drift_{kind}_{stage.name.lower()}"
 
     def __call__(self, ctx: DynamicsContext, stage: Enum) -> None:
         batch = ctx.batch

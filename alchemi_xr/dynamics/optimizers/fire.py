@@ -58,7 +58,9 @@ class FIRE(BaseDynamics):
         d = \Delta t\, v, \qquad
         x \leftarrow x + d \, \min(1, d_\mathrm{max} / |d|)
 
-    A system starts at rest: velocities that it brings are not used.
+    A system starts at rest: velocities that it brings are not used. One whose
+    fields say that it was on its way with these very numbers, in a batch that is
+    run again, goes on from there.
 
     ====================== =============== ========================
     symbol                 parameter       field of the batch

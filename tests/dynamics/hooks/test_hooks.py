@@ -19,6 +19,7 @@ from alchemi_xr.dynamics import (
     DemoDynamics,
     DynamicsContext,
     DynamicsStage,
+    FusedStage,
     Hook,
     HostMemory,
     SizeAwareSampler,
@@ -343,6 +344,15 @@ class TestDrift:
         refilled.energy[2] += 1.0
         with pytest.raises(DynamicsError, match="graph 2"):
             hook(context(refilled, step_count=2), DynamicsStage.AFTER_STEP)
+
+    def test_of_a_stage_and_of_the_whole_have_references_of_their_own(self) -> None:
+        """Total and potential energy are not to be compared with each other."""
+        data = sample(4)
+        data.velocities = torch.full((4, 3), 0.3, dtype=torch.float64)
+        total = EnergyDriftMonitorHook(0.05, "absolute", "raise")
+        potential = EnergyDriftMonitorHook(5.0, "absolute", "raise", include_kinetic=False)
+        stage = DemoDynamics(model(), n_steps=3, dt=0.1, hooks=[potential])
+        FusedStage([(0, stage)], hooks=[total]).run(Batch.from_data_list([data]))
 
     def test_options_are_checked(self) -> None:
         for options in ({"threshold": 0.0}, {"metric": "x"}, {"action": "x"}):
