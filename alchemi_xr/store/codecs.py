@@ -7,7 +7,7 @@ Sizes are rows of the first axis; the other axes are always whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -306,8 +306,3 @@ def encoding(
         _check_multiple(chosen.shard_size, rows, f"array {name!r}")
         arguments["shards"] = (chosen.shard_size, *whole)
     return arguments
-
-
-def with_profile(config: ZarrWriteConfig, profile: str) -> ZarrWriteConfig:
-    """The config under another profile."""
-    return replace(config, profile=profile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from zarr.abc.store import Store
 
 from alchemi_xr._typing import Level
 from alchemi_xr.data.fields import FIELDS
-from alchemi_xr.store._compat import object_rows_of, quiet
+from alchemi_xr.store._compat import quiet
 from alchemi_xr.store.codecs import ZarrWriteConfig, encoding
-from alchemi_xr.store.schema import TEXT, FieldInfo
+from alchemi_xr.store.schema import FieldInfo
 
 __all__ = [
     "ATOMS_MASK",
@@ -24,7 +23,6 @@ __all__ = [
     "META",
     "PENDING_MASK",
     "SAMPLES_MASK",
-    "alignment",
     "create_field",
     "create_meta",
     "create_present",
@@ -153,13 +151,3 @@ def create_meta(
         dimension_names=(dim,),
         **encoding(config, "meta", path.rpartition("/")[2], level, dtype, ()),
     )
-
-
-def alignment(arrays: list[zarr.Array[Any]]) -> int:
-    """The least number of rows that is a whole number of objects in every array."""
-    return math.lcm(*(object_rows_of(a) for a in arrays)) if arrays else 1
-
-
-def text_info(name: str, **entries: Any) -> FieldInfo:
-    """A text field."""
-    return FieldInfo(name, "system", TEXT, (), "text", **entries)

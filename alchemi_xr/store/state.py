@@ -6,15 +6,12 @@ contradiction between its arrays becomes an error that names them.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.abc.store import Store
-from zarr.storage import StorePath
 
 from alchemi_xr._typing import BoolArray, Level, NDArray, Ptr
 from alchemi_xr.data.csr import validate_ptr
@@ -446,19 +443,3 @@ def _check_ptr(place: Place, ptr: NDArray, path: str, rows: int | None) -> None:
             expected=error.expected,
             mend="`alchemi-xr verify` tells what else is wrong",
         ) from error
-
-
-def store_path(place: Place, store: Store) -> StorePath:
-    """The place inside a given store."""
-    return StorePath(store, place.prefix)
-
-
-def is_empty_folder(path: Path) -> bool:
-    """Whether a folder holds nothing."""
-    with os.scandir(path) as entries:
-        return next(iter(entries), None) is None
-
-
-def looks_like_store(path: Path) -> bool:
-    """Whether a folder holds a root document of a store."""
-    return fs.looks_like_store(path)
