@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alchemi_xr.etl.convert import convert
+from alchemi_xr.etl.conversion import convert
 from alchemi_xr.etl.sources.extxyz import ExtxyzSource
 from benchmarks.report import Row, compare
 

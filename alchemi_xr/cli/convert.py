@@ -95,8 +95,8 @@ def convert(
     )
     if workers is not None and scheduler is not None:
         raise ConfigError("convert", "give --workers or --scheduler, not both")
-    from alchemi_xr.etl.convert import convert as run
-    from alchemi_xr.etl.convert import plan_convert
+    from alchemi_xr.etl.conversion import convert as run
+    from alchemi_xr.etl.conversion import plan_convert
 
     if plan:
         typer.echo(plan_convert(sources, profile=profile, **options).describe(threads or 1))
@@ -136,7 +136,7 @@ def append(
     options = _options(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
-    from alchemi_xr.etl.convert import append as run
+    from alchemi_xr.etl.conversion import append as run
 
     _show(run(sources, destination, progress=not quiet, **options), quiet, report)
 

@@ -19,10 +19,10 @@ _HOME = {
     "Schema": "schema",
     "Segment": "source",
     "Source": "source",
-    "append": "convert",
-    "convert": "convert",
+    "append": "conversion",
+    "convert": "conversion",
     "find_source": "inputs",
-    "plan_convert": "convert",
+    "plan_convert": "conversion",
 }
 
 __all__ = sorted(_HOME)
@@ -30,11 +30,8 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        module = importlib.import_module(f"{__name__}.{_HOME[name]}")
-        value = getattr(module, name)
-        # A submodule of the same name (etl.convert) must not hide the function.
-        globals()[name] = value
-        return value
+        # No submodule is called like a public name: importing it would hide the name.
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

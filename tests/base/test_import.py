@@ -55,7 +55,7 @@ def test_rooms_load_no_more_than_they_need(module: str, allowed: set[str]) -> No
     assert set(heavy) <= allowed
 
 
-@pytest.mark.parametrize("module", ["alchemi_xr.etl.convert", "alchemi_xr.ragged.backend"])
+@pytest.mark.parametrize("module", ["alchemi_xr.etl.conversion", "alchemi_xr.ragged.backend"])
 def test_bulk_rooms_need_no_torch(module: str) -> None:
     _, heavy = probe(module)
     assert not {"torch", "warp", "matplotlib"} & set(heavy)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alchemi_xr.etl.convert import convert
+from alchemi_xr.etl.conversion import convert
 from alchemi_xr.store.reader import Snapshot, open_store
 
 

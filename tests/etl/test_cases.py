@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.convert import convert
+from alchemi_xr.etl.conversion import convert
 from alchemi_xr.store.reader import Snapshot
 
 

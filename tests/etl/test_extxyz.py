@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.convert import convert
+from alchemi_xr.etl.conversion import convert
 from alchemi_xr.etl.source import Source
 from alchemi_xr.etl.sources.extxyz import ExtxyzSource
 from alchemi_xr.store.reader import open_store

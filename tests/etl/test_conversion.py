@@ -26,7 +26,7 @@ from alchemi_xr.errors import (
     StoreLockedError,
     UnknownFieldError,
 )
-from alchemi_xr.etl.convert import append, convert, plan_convert
+from alchemi_xr.etl.conversion import append, convert, plan_convert
 from alchemi_xr.etl.job import Job
 from alchemi_xr.store.reader import open_store
 
@@ -223,7 +223,7 @@ def test_append_after_convert(source: Path, tmp_path: Path) -> None:
 
 RUN = """
 import sys
-from alchemi_xr.etl.convert import convert
+from alchemi_xr.etl.conversion import convert
 if __name__ == "__main__":
     convert(sys.argv[1], sys.argv[2], on_error="quarantine", progress=False, threads=1,
             profile={"core": {"chunk_size": 64}, "custom": {"chunk_size": 64},
@@ -403,7 +403,7 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
 
 MEASURE = """
 import sys
-from alchemi_xr.etl.convert import convert
+from alchemi_xr.etl.conversion import convert
 if __name__ == "__main__":
     convert(sys.argv[1], sys.argv[2], progress=False, threads=2,
             profile={"core": {"chunk_size": 4096}, "meta": {"chunk_size": 4096}},
@@ -454,3 +454,12 @@ def test_a_layout_that_does_not_hold_is_refused() -> None:
         load(lambda payload: PartResult(block), bad, task)
     with pytest.raises(PlanError, match="scan counted"):
         load(lambda payload: PartResult(block), core, ReadTask(0, Extent(1, 3, 0, None), 0, 0))
+
+
+def test_the_function_is_not_hidden_by_a_module() -> None:
+    import alchemi_xr
+    import alchemi_xr.cli.main
+    from alchemi_xr import etl
+
+    assert callable(etl.convert)
+    assert alchemi_xr.convert is etl.convert is convert
