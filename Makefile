@@ -20,17 +20,17 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "alchemi_xr needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,codecs,test,lint,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,codecs,etl,test,lint,docs]'
 	@touch $@
 
 demo: $(STAMP)
 	$(BIN)/python pipelines/relax_and_analyse.py $(if $(INPUT),"$(INPUT)") --out "$(OUT)" $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q -n auto --dist loadscope --durations 15 tests
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -q tests -m "not slow and not kill"
+	$(BIN)/python -m pytest -q -n auto tests -m "not slow and not kill"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
