@@ -29,6 +29,8 @@ from alchemi_xr.ragged.chunks import (
 )
 from alchemi_xr.ragged.conventions import (
     DIMS,
+    POINTER_NAMES,
+    PTR_DIM,
     Structure,
     field_attrs,
     field_dims,
@@ -39,6 +41,8 @@ from alchemi_xr.ragged.rows import Selection
 from alchemi_xr.store.reader import Snapshot, open_store
 
 __all__ = ["AlchemiBackend", "open_dataset"]
+
+_AXES = frozenset(dim for spec in FIELDS.values() for dim in spec.dims)
 
 
 def open_dataset(
@@ -77,7 +81,8 @@ def open_dataset(
         Dims ``sample``, ``atom``, ``edge``; coordinates ``atoms_ptr``,
         ``edges_ptr``, ``num_atoms``, ``num_edges``; units on every variable
         that has one; ``neighbor_list`` numbered within its sample;
-        ``<field>_present`` for each field that some samples lack.
+        ``<field>_present`` for each field that some samples lack. A field that
+        is named like one of these or like a dim is shown as ``<field>_field``.
 
     Raises
     ------
@@ -196,19 +201,24 @@ def _build(
         "atom": struct.rows("atom"),
         "edge": struct.rows("edge"),
     }
+    shown = _shown(names, {name for name in names if snapshot.present(name) is not None})
+    masks = set()
     for name in names:
         array = StoreArray(selection, name)
-        dims = _fit(name, _dims(snapshot, name, array), array.shape, sizes)
+        dims = _fit(shown[name], _dims(snapshot, name, array), array.shape, sizes)
         attrs = field_attrs(name, array.level, snapshot.unit(name))
+        if shown[name] != name:
+            attrs["store_name"] = name
         if snapshot.present(name) is not None:
-            mask = f"{name}_present"
+            mask = f"{shown[name]}_present"
+            masks.add(mask)
             attrs["ancillary_variables"] = mask
             variables[mask] = xr.Variable(
                 (DIMS["system"],),
                 wrap(StoreArray(selection, name, "present"), cache=cache),
                 {"long_name": f"sample has a value of {name}", "level": "system"},
             )
-        variables[name] = xr.Variable(dims, wrap(array, cache=cache), attrs)
+        variables[shown[name]] = xr.Variable(dims, wrap(array, cache=cache), attrs)
     attributes: dict[str, Any] = {
         "Conventions": "CF-1.11",
         "source": str(snapshot.where),
@@ -218,12 +228,30 @@ def _build(
     if provenance:
         # Text, so that the Dataset can be written to any file format.
         attributes["provenance"] = json.dumps(provenance, sort_keys=True, default=str)
-    order = [n for n in variables if not str(n).endswith("_present")]
-    order += [n for n in variables if n not in order]
+    order = [n for n in variables if n not in masks]
+    order += [n for n in variables if n in masks]
     ds = xr.Dataset({n: variables[n] for n in order}, pointer_coords(struct), attributes)
     stored = preferred(struct, widest_rows(ds), snapshot.chunk_rows)
     _set_preferred(ds, struct, stored)
     return ds, struct, stored
+
+
+def _shown(names: list[str], with_holes: set[str]) -> dict[str, str]:
+    """Each field's name in the Dataset: its own, unless a coordinate, dim or mask has that.
+
+    Files in the wild have keys such as ``num_atoms``; shown as ``num_atoms_field``
+    they are read, and the pointers stay true.
+    """
+    taken = {*POINTER_NAMES, *DIMS.values(), PTR_DIM, "samples_mask", *_AXES}
+    out: dict[str, str] = {}
+    # Shorter names first: whether "foo" has a mask is known before "foo_present" is named.
+    for name in sorted(names, key=len):
+        new = name
+        while new in taken or (new != name and new in names):
+            new += "_field"
+        out[name] = new
+        taken |= {new, f"{new}_present"} if name in with_holes else {new}
+    return out
 
 
 def _structure(selection: Selection) -> Structure:
