@@ -9,7 +9,7 @@ not fit raises :class:`LineFault`, which says which.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -78,11 +78,12 @@ def parse_properties(text: str) -> ColumnSpec:
         raise LineFault(f"found {text!r}, expected triples name:kind:width", field="Properties")
     columns = []
     for name, kind, width in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-        if kind not in ("S", "R", "I", "L") or not width.isdigit() or int(width) < 1 or not name:
+        count = int(width) if width.isascii() and width.isdigit() and len(width) < 7 else 0
+        if kind not in ("S", "R", "I", "L") or not 1 <= count <= _WIDEST or not name:
             raise LineFault(
                 f"found {name}:{kind}:{width}, expected name:S|R|I|L:width", field="Properties"
             )
-        columns.append(Column(name, kind, int(width)))
+        columns.append(Column(name, kind, count))
     spec = ColumnSpec(tuple(columns))
     shapes = {c.name: (c.kind, c.width) for c in columns}
     if shapes.get("pos") != ("R", 3):
@@ -115,6 +116,12 @@ _NUMERIC[list(b"0123456789+-.eEdDnNaAiIfFtTyY")] = True
 # Lines at a time: their characters and digits stay in the cache.
 _BLOCK = 8192
 _POWERS = 10.0 ** np.arange(23)
+# Words of one column: more is no column but a slip, and would fill the memory.
+_WIDEST = 100_000
+_INT64 = np.iinfo(np.int64)
+# Columns that hold atomic numbers whatever the rest of the frame says.
+_ELEMENTS = ("Z", "numbers", "atomic_numbers")
+_SECOND = "Z\0"
 _LOGICAL = {b"T": 1, b"F": 0, b"True": 1, b"False": 0, b"true": 1, b"false": 0, b"1": 1, b"0": 0}
 _WHOLE = re.compile(rb"[-+]?\d+\Z")
 
@@ -138,15 +145,45 @@ def parse_columns(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArra
         return {_out_name(c): _empty(c) for c in spec.columns}
     if not body.endswith(b"\n"):
         body += b"\n"
+    twice = spec.species is not None and any(c.name == "Z" for c in spec.columns)
+    if not twice:
+        return _in_range(_parse(body, lines, spec), spec)
+    # Elements stand there as symbols and as numbers: they must say the same.
+    apart = tuple(replace(c, name=_SECOND) if c.name == "Z" else c for c in spec.columns)
+    out = _parse(body, lines, replace(spec, columns=apart))
+    differ = np.flatnonzero(out["Z"] != out.pop(_SECOND))
+    if len(differ):
+        raise LineFault("species and Z name different elements", int(differ[0]), "Z")
+    return out
+
+
+def _parse(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArray]:
     text = np.frombuffer(body, dtype=np.uint8)
-    simple = all(c.kind in "RI" or c.name == "species" for c in spec.columns)
-    if simple:
+    # Control characters are no blanks, whatever the fast ways take them for.
+    clean = text.min() >= 9 and not bool((text - np.uint8(14) < 18).any())
+    if clean and all(c.kind in "RI" or c.name == "species" for c in spec.columns):
         out = _fixed_width(text, lines, spec)
         if out is None:
             out = _free_numbers(text, lines, spec)
         if out is not None:
             return out
     return _words(body, lines, spec)
+
+
+def _in_range(out: dict[str, NDArray], spec: ColumnSpec) -> dict[str, NDArray]:
+    """The columns, when every atomic number that was read as a number is one."""
+    for column in spec.columns:
+        if column.name in _ELEMENTS and column.kind == "I":
+            values = out[column.name]
+            bad = np.argwhere((values < 0) | (values >= len(SYMBOLS)))
+            if len(bad):
+                found = values[tuple(bad[0])]
+                raise LineFault(
+                    f"found the atomic number {found}, expected 0 to {len(SYMBOLS) - 1}",
+                    int(bad[0][0]),
+                    column.name,
+                )
+    return out
 
 
 def _out_name(column: Column) -> str:
@@ -161,7 +198,8 @@ def _empty(column: Column) -> NDArray:
 def _shaped(column: Column, values: NDArray) -> NDArray:
     """[V, width] of floats as the column's own kind and shape."""
     if column.kind == "I":
-        whole = values.astype(np.int64)
+        with np.errstate(invalid="ignore"):
+            whole = values.astype(np.int64)
         if not np.array_equal(whole, values):
             raise LineFault("found a number that is not whole", field=column.name)
         values = whole
@@ -337,7 +375,7 @@ def _free_numbers(text: NDArray, lines: int, spec: ColumnSpec) -> dict[str, NDAr
         if column.kind == "S":
             continue
         values = table[:, column_at : column_at + column.width]
-        if column.kind == "I" and (np.abs(values) >= 2**53).any():
+        if column.kind == "I" and not (np.abs(values) < 2**53).all():
             return None
         out[column.name] = _shaped(column, values)
         column_at += column.width
@@ -383,18 +421,24 @@ def _cell(column: Column, words: list[bytes], row: int) -> list[float] | list[in
         if column.kind == "L":
             return [bool(_LOGICAL[w]) for w in words]
         if column.kind == "I":
-            return [int(w) if _WHOLE.match(w) else _whole(w) for w in words]
+            return [_whole(w) for w in words]
         if any(b"_" in w for w in words):
             raise ValueError
         return [float(w.replace(b"D", b"E").replace(b"d", b"e")) for w in words]
     except (ValueError, KeyError):
         text = b" ".join(words).decode("utf-8", "replace")
-        kind = {"L": "T or F", "I": "whole numbers", "R": "numbers"}[column.kind]
+        kind = {"L": "T or F", "I": "whole numbers (64 bits)", "R": "numbers"}[column.kind]
         raise LineFault(f"found {text!r}, expected {kind}", row=row, field=column.name) from None
 
 
 def _whole(word: bytes) -> int:
-    value = float(word)
-    if value != int(value):
+    if len(word) < 24 and _WHOLE.match(word):
+        value = int(word)
+    else:
+        number = float(word)
+        if not number.is_integer():
+            raise ValueError(word)
+        value = int(number)
+    if not _INT64.min <= value <= _INT64.max:
         raise ValueError(word)
-    return int(value)
+    return value

@@ -183,7 +183,7 @@ def parse_value(raw: str) -> Value:
     if not tokens:
         return raw
     values: list[float] | list[int] | list[bool]
-    if all(map(_INT.match, tokens)):
+    if all(map(_INT.match, tokens)) and max(map(len, tokens)) < 300:
         values = [int(t) for t in tokens]
         if any(abs(v) > 2**63 - 1 for v in values):
             values = [float(v) for v in values]
@@ -208,7 +208,7 @@ def _to_float(token: str) -> float:
 def _from_json(text: str, otherwise: str | None = None) -> Value:
     try:
         value = json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text if otherwise is None else otherwise
     if isinstance(value, str):
         return value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from alchemi_xr._typing import PathLike
-from alchemi_xr.errors import ConfigError, SourceError, SourceNotFoundError
+from alchemi_xr.errors import ArgumentTypeError, ConfigError, SourceError, SourceNotFoundError
 from alchemi_xr.registry import sources
 
 __all__ = ["expand", "find_source"]
@@ -32,30 +32,52 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
     ------
     SourceNotFoundError
         A path or pattern stands for nothing.
+    SourceError
+        A path is no regular file, or a folder may not be read.
     """
-    given = [src] if isinstance(src, (str, os.PathLike)) else list(src)
+    listed = isinstance(src, Iterable) and not isinstance(src, (str, bytes, os.PathLike))
+    given: list[Any] = list(src) if listed else [src]
     if not given:
         raise SourceNotFoundError("convert", "no input was named", mend="name at least one file")
     paths: list[str] = []
     for item in given:
+        if not isinstance(item, (str, os.PathLike)):
+            raise ArgumentTypeError(
+                "convert",
+                "an input is a path, a pattern, or a list of them",
+                found=type(item).__name__,
+                mend="give the name of a file",
+            )
         path = os.path.expanduser(os.fspath(item))
         if os.path.isdir(path):
-            inside = sorted(
-                os.path.join(path, name) for name in os.listdir(path) if not name.startswith(".")
-            )
+            try:
+                names = os.listdir(path)
+            except OSError as error:
+                raise SourceError(
+                    path, f"the folder cannot be read ({error.strerror})", mend="check its rights"
+                ) from error
+            inside = sorted(os.path.join(path, name) for name in names if name[:1] != ".")
             files = [p for p in inside if os.path.isfile(p)]
             if not files:
                 raise SourceNotFoundError(path, "the folder holds no file")
             paths += files
-        elif os.path.exists(path):
+        elif os.path.isfile(path):
             paths.append(path)
+        elif os.path.exists(path):
+            # A scan and a reading need the bytes twice; a pipe gives them once, or waits.
+            raise SourceError(
+                path, "is no regular file", mend="write what it gives to a file, then convert that"
+            )
         else:
             found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+            found = [p for p in found if os.path.isfile(p)]
             if not found:
                 raise SourceNotFoundError(
-                    path, "does not exist", mend="check the path; patterns need a match"
+                    path,
+                    "does not exist" if not glob.has_magic(path) else "no file matches",
+                    mend="check the path; patterns need a match",
                 )
-            paths += [p for p in found if os.path.isfile(p)]
+            paths += found
     return paths
 
 

@@ -8,6 +8,7 @@ another's.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ _ATOM_ALIASES = {
     "masses": "atomic_masses",
 }
 _SYSTEM_ALIASES = {"Lattice": "cell", "cell": "cell", "pbc": "pbc"}
+_UNSAFE = dict.fromkeys(map(ord, "/\\\0"), "_")
+# Bytes of a field's name: file systems stop at 255, and masks add to it.
+_LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,23 @@ class NameMap:
             A name is mapped to something that is no field.
         """
         mapping: dict[str, str] = {}
+        if not isinstance(key_map or {}, Mapping):
+            raise ConfigError(
+                "key_map", "no mapping", found=type(key_map).__name__, expected='{"name": "field"}'
+            )
         for keys, target in ((energy_key, "energy"), (forces_key, "forces")):
-            for key in [keys] if isinstance(keys, str) else (keys or ()):
+            listed = [keys] if isinstance(keys, str) else [] if keys is None else keys
+            if not isinstance(listed, (list, tuple)) or not all(isinstance(k, str) for k in listed):
+                raise ConfigError(
+                    f"{target}_key", "no name or list of names", found=repr(keys), expected='"name"'
+                )
+            for key in listed:
                 mapping[key] = target
         for key, target in (key_map or {}).items():
+            if not isinstance(key, str) or not isinstance(target, str):
+                raise ConfigError(
+                    "key_map", "names are text", found=repr({key: target}), expected='{"a": "b"}'
+                )
             known = resolve(target)
             if known not in FIELDS and not known.isidentifier():
                 raise ConfigError(
@@ -109,5 +126,10 @@ def _on_level(name: str, level: Level) -> str:
         # energy of the system.
         prefix = "atomic" if level == "atom" else level
         return f"{prefix}_{name}"
-    safe = name.replace("/", "_").replace("\x00", "_")
+    # The name becomes that of a folder in the store.
+    safe = name.translate(_UNSAFE)
+    if len(safe.encode("utf-8", "replace")) > _LONGEST:
+        digest = hashlib.sha256(safe.encode("utf-8", "replace")).hexdigest()[:8]
+        kept = safe.encode("utf-8", "replace")[: _LONGEST - 9].decode("utf-8", "ignore")
+        safe = f"{kept}_{digest}"
     return safe if safe not in ("", ".", "..", "zarr.json") else f"field_{safe}"

@@ -125,8 +125,11 @@ def records_to_block(records: Sequence[Record], schema: Schema) -> Block:
     present: dict[str, BoolArray] = {}
     for layout in schema:
         name = layout.name
-        if layout.level == "atom":
-            values: list[Any] = [r.atom.get(name, r.system.get(name)) for r in records]
+        values: list[Any]
+        if layout.level == "atom" and name in schema.dropped:
+            values = [r.atom.get(name) for r in records]
+        elif layout.level == "atom":
+            values = [r.atom.get(name, r.system.get(name)) for r in records]
         else:
             values = [r.system.get(name) for r in records]
         mask = np.array([v is not None for v in values], dtype=bool)

@@ -12,7 +12,7 @@ from alchemi_xr._typing import BoolArray, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import ptr_to_index
 from alchemi_xr.data.fields import FIELDS, resolve
-from alchemi_xr.errors import ConfigError, UnknownFieldError, nearest
+from alchemi_xr.errors import AlchemiError, ConfigError, SourceError, UnknownFieldError, nearest
 from alchemi_xr.etl.schema import Schema
 from alchemi_xr.etl.source import Partition, Source
 from alchemi_xr.plan.rejects import Reject
@@ -102,6 +102,7 @@ def make_transform(
     dtypes: dict[str, str] = {}
     if isinstance(dtype, Mapping):
         dtypes = {_known(n, names, where): _dtype(d, where) for n, d in dtype.items()}
+        _check_casts(schema, dtypes, where)
     elif dtype is not None:
         # Total energies lose their differences in float32; ask for it by name.
         dtypes = {
@@ -109,8 +110,10 @@ def make_transform(
             for layout in schema
             if layout.dtype.startswith("float") and layout.name != "energy"
         }
+        _check_casts(schema, dtypes, where)
     kept: tuple[str, ...] = ()
     if fields is not None:
+        fields = [fields] if isinstance(fields, str) else fields
         chosen = {_known(name, names, where) for name in fields} | set(REQUIRED)
         kept = tuple(name for name in names if name in chosen)
     return Transform(factors, dtypes, kept)
@@ -130,6 +133,42 @@ def _dtype(name: Any, where: str) -> str:
         raise ConfigError(
             where, f"{name!r} is not a dtype", expected="float32, float64 …"
         ) from None
+
+
+def _check_casts(schema: Schema, dtypes: Mapping[str, str], where: str) -> None:
+    """Refuse a dtype that cannot hold what the field is (positions as whole numbers)."""
+    for name, dtype in dtypes.items():
+        layout = schema.get(name)
+        assert layout is not None
+        given = layout.dtype
+        fits = dtype == given if given == "str" else np.can_cast(given, dtype, "same_kind")
+        if not fits or (given != "str" and np.dtype(dtype).kind not in "fiub"):
+            raise ConfigError(
+                where,
+                f"dtype: field {name!r} would lose its values",
+                found=f"{given} to {dtype}",
+                expected="a dtype of the same kind",
+                mend=f"leave {name} out of dtype=, or give a float for floats, an int for ints",
+            )
+
+
+def _too_large(block: Block, dtypes: Mapping[str, str]) -> list[tuple[int, str, str]]:
+    """Samples with a finite number that its dtype would turn into something else."""
+    failed: dict[int, tuple[int, str, str]] = {}
+    for name, dtype in dtypes.items():
+        values = block.arrays.get(name)
+        if values is None or dtype == "str" or np.can_cast(values.dtype, dtype, "safe"):
+            continue
+        target = np.dtype(dtype)
+        limits = np.finfo(target) if target.kind == "f" else np.iinfo(target)
+        bad = (values > limits.max) | (values < limits.min)
+        if target.kind == "f":
+            bad &= np.isfinite(values)
+        if bad.any():
+            bad = bad.any(axis=tuple(range(1, values.ndim)))
+            for sample in Checks._samples(block, name, bad):
+                failed.setdefault(sample, (sample, name, f"holds a number too large for {dtype}"))
+    return [failed[sample] for sample in sorted(failed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +242,29 @@ class Reading:
         SourceError
             A record is broken, and ``raises`` is on.
         """
-        read = self.source.read(payload)
+        try:
+            read = self.source.read(payload)
+        except OSError as error:
+            if isinstance(error, AlchemiError):
+                raise
+            raise SourceError(
+                error.filename or self._origin(payload, 0)[0],
+                f"cannot be read ({error.strerror or error})",
+                mend="the input must stay as it is until the conversion has ended; run it again",
+            ) from error
         result = PartResult(read) if isinstance(read, Block) else read
         block = self.transform(result.block)
         rejects = sorted(result.rejects, key=lambda r: -1 if r.sample is None else r.sample)
         if rejects and self.raises:
             raise rejects[0].error()
         taken = {reject.sample for reject in rejects}
+        for sample, name, reason in _too_large(block, self.transform.dtypes):
+            if sample not in taken:
+                taken.add(sample)
+                file, frame = self._origin(payload, sample)
+                rejects.append(Reject(file, frame, reason, field=name, sample=sample))
+                if self.raises:
+                    raise rejects[-1].error()
         for sample, name, reason in self.checks(block):
             if sample not in taken:
                 file, frame = self._origin(payload, sample)

@@ -120,6 +120,10 @@ def open_runner(client: Any = None, *, threads: int | None = None) -> Runner:
     ConfigError
         It is none of these.
     """
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
+        raise ConfigError("threads", "not a number", found=threads, expected="an int")
+    if threads is not None and threads < 1:
+        raise ConfigError("threads", "at least 1 runs the tasks", found=threads)
     if isinstance(client, bool):
         raise ConfigError("client", "a client is not a bool", found=client)
     if client is None or client == "threads":
@@ -136,7 +140,7 @@ def open_runner(client: Any = None, *, threads: int | None = None) -> Runner:
     if isinstance(client, str):
         try:
             connected = Client(client, timeout=10)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 "client",
                 f"no scheduler answers at {client!r} ({error})",

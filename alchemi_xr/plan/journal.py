@@ -83,7 +83,8 @@ class Journal:
             return False
         text = self.path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
-        lines = whole.decode("utf-8").splitlines()
+        # Not splitlines: reasons quote files, which may hold any separator.
+        lines = whole.decode("utf-8").split("\n")[:-1]
         if not lines or json.loads(lines[0]) != {"plan": self.fingerprint}:
             return False
         for line in lines[1:]:

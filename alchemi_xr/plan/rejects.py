@@ -23,7 +23,8 @@ class Reject:
     file : str
         As the user named it.
     frame : int
-        Number of the record in its file, from 0 (a row id for a database).
+        Number of the record in its file, from 0 (a row id for a database); -1
+        for the file as a whole.
     reason : str
     offset : int, optional
         Byte at which the record starts.
@@ -46,7 +47,7 @@ class Reject:
 
     def error(self) -> SourceError:
         """The same thing as an exception, for ``on_error="raise"``."""
-        place = f"{self.file}, frame {self.frame}"
+        place = self.file if self.frame < 0 else f"{self.file}, frame {self.frame}"
         details = []
         if self.line is not None:
             details.append(f"line {self.line}")
@@ -99,4 +100,4 @@ class Quarantine:
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8")
-        return [Reject.from_json(line) for line in text.splitlines() if line]
+        return [Reject.from_json(line) for line in text.split("\n") if line]

@@ -122,7 +122,8 @@ class ExtxyzSource:
             atoms,
             no_edges(len(atoms)),
             self.schema,
-            [reject for result in results for reject in result.rejects] + damage,
+            # The damage first: what is cut off by it is found by the scan too.
+            damage + [reject for result in results for reject in result.rejects],
             notes,
             dict(keys),
             sum(r.records for r in results) + len(damage),
@@ -139,7 +140,11 @@ class ExtxyzSource:
                 file.seek(segment.start)
                 data = file.read(segment.stop - segment.start)
             shown = self.paths[segment.file]
-            heads = list(_heads(data, segment, len(texts), shown, self.names))
+            try:
+                heads = list(_heads(data, segment, len(texts), shown, self.names))
+            except FrameFault:
+                # The scan took every comment of the segment.
+                raise _changed(shown, segment.first) from None
             if (len(heads), sum(h.atoms for h in heads)) != (segment.frames, segment.atoms):
                 raise _changed(shown, segment.first)
             frames += heads
@@ -454,6 +459,8 @@ class _Assembly:
                 found[2].append(value)
         for name, (layout, where, values) in columns.items():
             if layout.level == "atom":
+                if name in self.schema.dropped:
+                    continue  # columns of that name are the field
                 for i, value in zip(where, values, strict=True):
                     chosen = np.array([i])
                     rows = row_indices(self.ptr, chosen)[0]
@@ -471,7 +478,11 @@ class _Assembly:
             texts[where] = [v if isinstance(v, str) else as_text(v.tolist()) for v in values]
             return texts
         dtype = np.dtype(layout.dtype)
-        given = np.array(values, dtype=dtype).reshape(len(values), *layout.tail)
+        try:
+            given = np.array(values, dtype=dtype).reshape(len(values), *layout.tail)
+        except (ValueError, TypeError):
+            # The schema holds every value that the scan saw.
+            raise _changed(self.frames[where[0]].shown, self.frames[where[0]].number) from None
         if len(where) == len(self.frames):
             return given
         out = np.full((len(self.frames), *layout.tail), fill_for(dtype), dtype)
