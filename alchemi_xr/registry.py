@@ -87,6 +87,7 @@ _HOOKS = "alchemi_xr.dynamics.hooks"
 hooks = Registry(
     "alchemi_xr.hooks",
     {
+        "align-cell": f"{_HOOKS}.align:AlignCellHook",
         "bias": f"{_HOOKS}.bias:BiasedPotentialHook",
         "converged-snapshot": f"{_HOOKS}.snapshot:ConvergedSnapshotHook",
         "energy-drift": f"{_HOOKS}.drift:EnergyDriftMonitorHook",
@@ -97,6 +98,7 @@ hooks = Registry(
         "neighbor-list": f"{_HOOKS}.neighbor_list:NeighborListHook",
         "snapshot": f"{_HOOKS}.snapshot:SnapshotHook",
         "stage-timing": f"{_HOOKS}.timing:StageTimingHook",
+        "torch-profiler": f"{_HOOKS}.profiler:TorchProfilerHook",
         "wrap-periodic": f"{_HOOKS}.periodic:WrapPeriodicHook",
     },
 )

@@ -6,12 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from alchemi_xr.dynamics.hooks.align import AlignCellHook as AlignCellHook
     from alchemi_xr.dynamics.hooks.bias import BiasedPotentialHook as BiasedPotentialHook
     from alchemi_xr.dynamics.hooks.drift import EnergyDriftMonitorHook as EnergyDriftMonitorHook
     from alchemi_xr.dynamics.hooks.freeze import FreezeAtomsHook as FreezeAtomsHook
     from alchemi_xr.dynamics.hooks.logging import LoggingHook as LoggingHook
     from alchemi_xr.dynamics.hooks.neighbor_list import NeighborListHook as NeighborListHook
     from alchemi_xr.dynamics.hooks.periodic import WrapPeriodicHook as WrapPeriodicHook
+    from alchemi_xr.dynamics.hooks.profiler import TorchProfilerHook as TorchProfilerHook
     from alchemi_xr.dynamics.hooks.safety import MaxForceClampHook as MaxForceClampHook
     from alchemi_xr.dynamics.hooks.safety import NaNDetectorHook as NaNDetectorHook
     from alchemi_xr.dynamics.hooks.snapshot import ConvergedSnapshotHook as ConvergedSnapshotHook
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from alchemi_xr.dynamics.hooks.timing import StageTimingHook as StageTimingHook
 
 _HOME = {
+    "AlignCellHook": "align",
     "BiasedPotentialHook": "bias",
     "ConvergedSnapshotHook": "snapshot",
     "EnergyDriftMonitorHook": "drift",
@@ -30,10 +33,12 @@ _HOME = {
     "NonFiniteError": "safety",
     "SnapshotHook": "snapshot",
     "StageTimingHook": "timing",
+    "TorchProfilerHook": "profiler",
     "WrapPeriodicHook": "periodic",
 }
 
 __all__ = [
+    "AlignCellHook",
     "BiasedPotentialHook",
     "ConvergedSnapshotHook",
     "EnergyDriftMonitorHook",
@@ -45,6 +50,7 @@ __all__ = [
     "NonFiniteError",
     "SnapshotHook",
     "StageTimingHook",
+    "TorchProfilerHook",
     "WrapPeriodicHook",
 ]
 

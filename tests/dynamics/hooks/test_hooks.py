@@ -25,6 +25,7 @@ from alchemi_xr.dynamics import (
     SizeAwareSampler,
 )
 from alchemi_xr.dynamics.hooks import (
+    AlignCellHook,
     BiasedPotentialHook,
     ConvergedSnapshotHook,
     EnergyDriftMonitorHook,
@@ -36,6 +37,7 @@ from alchemi_xr.dynamics.hooks import (
     NonFiniteError,
     SnapshotHook,
     StageTimingHook,
+    TorchProfilerHook,
     WrapPeriodicHook,
 )
 from alchemi_xr.dynamics.optimizers import FIRE
@@ -93,6 +95,7 @@ def context(batch: Batch, **options: Any) -> DynamicsContext:
 
 def all_hooks(tmp_path: Path) -> list[Any]:
     return [
+        AlignCellHook(),
         BiasedPotentialHook(lambda b: (b.energy * 0, b.forces * 0)),
         ConvergedSnapshotHook(HostMemory(10)),
         EnergyDriftMonitorHook(1e9),
@@ -103,6 +106,7 @@ def all_hooks(tmp_path: Path) -> list[Any]:
         NeighborListHook(NeighborConfig(3.0)),
         SnapshotHook(HostMemory(100)),
         StageTimingHook(),
+        TorchProfilerHook(tmp_path),
         WrapPeriodicHook(),
     ]
 
