@@ -15,18 +15,17 @@ import numpy as np
 
 from alchemi_xr._typing import BoolArray, PathLike
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.job import Job, check_destination
 from alchemi_xr.etl.report import ConvertReport, FieldReport
 from alchemi_xr.etl.request import Request
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
 from alchemi_xr.plan.client import Runner, open_runner
+from alchemi_xr.plan.job import Job, Recipe, check_destination
 from alchemi_xr.plan.journal import Journal
 from alchemi_xr.plan.plan import Plan
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.plan.rejects import Quarantine, Reject
 from alchemi_xr.plan.run import run_plan
 from alchemi_xr.store import fs
-from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 
 __all__ = ["append", "convert", "plan_convert"]
@@ -134,10 +133,13 @@ def convert(
         limit = memory or runner.memory
         if limit:
             plan.check_memory(limit, runner.threads_per_worker, os.fspath(dst))
-        writer, journal = _prepare(given, plan, job, config, resume=resume)
+        recipe = _recipe(given, plan, config)
+        writer, journal = job.prepare(recipe, resume=resume)
         resumed = journal.resumed
         with journal:
             run_plan(plan, given.reading, writer, journal, runner, shown)
+        # A worker that was killed in this run leaves half-written files.
+        job.sweep()
         report = _report(given, plan, journal, os.fspath(dst))
         mask = np.ones(plan.num_samples, dtype=bool)
         mask[[r.sample for r in report.rejects if r.sample is not None]] = False
@@ -210,31 +212,15 @@ def _scanning(runner: Runner, shown: Progress, files: int) -> Mapper:
     return mapper
 
 
-def _prepare(
-    given: Request, plan: Plan, job: Job, config: ZarrWriteConfig, *, resume: bool
-) -> tuple[BulkWriter, Journal]:
-    """The store under construction and the journal, taken up or new."""
-    fingerprint = plan.fingerprint(given.identity(config))
-    journal = Journal(job.journal, fingerprint)
-    if resume and job.journal.exists() and fs.looks_like_store(job.store):
-        journal.open()
-        if journal.resumed:
-            # What a killed writer had half put down is not part of the result.
-            for partial in fs.partial_files(job.store):
-                fs.remove_file(partial)
-            return BulkWriter.open(job.store), journal
-        journal.close()
-    job.clear()
-    writer = BulkWriter.create(
-        job.store,
-        plan.layouts,
+def _recipe(given: Request, plan: Plan, config: ZarrWriteConfig) -> Recipe:
+    return Recipe(
+        plan,
         given.scan.num_atoms,
         given.scan.num_edges,
-        config=config,
-        provenance=given.provenance(),
-        identity=fingerprint[:32],
+        config,
+        plan.fingerprint(given.identity(config)),
+        given.provenance(),
     )
-    return writer, journal.open()
 
 
 def _check_some_left(mask: BoolArray, report: ConvertReport, given: Request) -> None:

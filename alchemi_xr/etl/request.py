@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from alchemi_xr._typing import Level, PathLike
+from alchemi_xr._typing import PathLike
 from alchemi_xr._version import __version__
-from alchemi_xr.data.fields import FIELDS, LEVELS
+from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import ConfigError, SourceError
 from alchemi_xr.etl.inputs import expand, find_source
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.source import Mapper, Scan, Source
 from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
-from alchemi_xr.plan.plan import Extent, Plan, make_plan
+from alchemi_xr.plan.plan import Extent, Plan, make_plan, shard_rows
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.store.bulk import FieldLayout
-from alchemi_xr.store.codecs import ZarrWriteConfig, encoding
+from alchemi_xr.store.codecs import ZarrWriteConfig
 
-__all__ = ["Request", "shard_rows"]
+__all__ = ["Request"]
 
 
 class Request:
@@ -149,22 +146,3 @@ class Request:
             "units": self.asked["units"],
             "records": self.scan.records,
         }
-
-
-def shard_rows(layouts: Sequence[FieldLayout], config: ZarrWriteConfig) -> dict[Level, int]:
-    """Rows of a storage object at each level, as the writer will cut them."""
-    rows: dict[Level, list[int]] = {level: [] for level in LEVELS}
-    for layout in layouts:
-        info = layout.to_info()
-        arguments = encoding(
-            config, info.group, info.name, info.level, info.dtype, info.tail, is_text=info.is_text
-        )
-        rows[layout.level].append(_object_rows(arguments))
-        if layout.holes:
-            mask = encoding(config, "meta", f"present/{info.name}", "system", np.dtype(bool), ())
-            rows["system"].append(_object_rows(mask))
-    return {level: math.lcm(*found) if found else 1 for level, found in rows.items()}
-
-
-def _object_rows(arguments: dict[str, Any]) -> int:
-    return int(arguments.get("shards", arguments["chunks"])[0])

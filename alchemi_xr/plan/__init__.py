@@ -9,11 +9,13 @@ from typing import Any
 
 _HOME = {
     "Extent": "plan",
+    "Job": "job",
     "Journal": "journal",
     "PartResult": "tasks",
     "Piece": "plan",
     "Plan": "plan",
     "Quarantine": "rejects",
+    "Recipe": "job",
     "Reject": "rejects",
     "Runner": "client",
     "ShardTask": "plan",

@@ -10,7 +10,7 @@ extent i.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -27,10 +27,26 @@ from alchemi_xr.plan.tasks import (
 )
 from alchemi_xr.store.bulk import BulkWriter
 
-__all__ = ["BulkGraph", "Graph", "Key", "build_graph"]
+__all__ = ["BulkGraph", "Graph", "Inputs", "Key", "build_graph"]
 
 Key: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]
 Graph: TypeAlias = dict[Key, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Results of another graph, which the reading of each extent waits for.
+
+    Parameters
+    ----------
+    keys : sequence of sequence of key
+        Of each extent; the reader gets ``(payload, values)``.
+    graph : callable
+        The graph of these keys and no more.
+    """
+
+    keys: Sequence[Sequence[Any]]
+    graph: Callable[[Sequence[Any]], Mapping[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,7 @@ def build_graph(
     window: int,
     done_shards: Collection[int] = (),
     done_extents: Collection[int] = (),
+    inputs: Inputs | None = None,
 ) -> BulkGraph:
     """The graph of what is still to do, and the keys that report it.
 
@@ -67,6 +84,8 @@ def build_graph(
         Extents in flight at most (see ``Plan.window``).
     done_shards, done_extents : collection of int
         From the journal; they are left out.
+    inputs : Inputs, optional
+        Results of another graph that the reader takes beside the payloads.
     """
     # Two runs on one cluster must never share a key.
     token = uuid.uuid4().hex[:8]
@@ -86,7 +105,7 @@ def build_graph(
         pieces: list[Key] = []
         for piece in task.pieces:
             key: Key = (part, task.number, piece.extent)
-            rows = Cut(task.names, piece.start, piece.stop, task.level == "system")
+            rows = Cut(task.names, piece.start, piece.stop)
             graph[key] = (cut, (read, piece.extent), rows)
             pieces.append(key)
         key = (write, task.number)
@@ -98,12 +117,32 @@ def build_graph(
         source = ReadTask(
             number, plan.extents[number], plan.sample_base[number], plan.atom_base[number]
         )
-        graph[(read, number)] = (_load_after, gate, shared["reader"], shared["core"], source)
+        task_of: tuple[Any, ...] = (
+            _load_after,
+            gate,
+            shared["reader"],
+            shared["core"],
+            source,
+        )
+        if inputs is not None:
+            task_of = (*task_of, inputs.keys[number])
+        graph[(read, number)] = task_of
+    if inputs is not None:
+        graph.update(inputs.graph([key for number in wanted for key in inputs.keys[number]]))
     for number in reporting:
         graph[(stats, number)] = (stats_of, (read, number))
     return BulkGraph(graph, writes, {(stats, number): number for number in reporting})
 
 
-def _load_after(gate: Sequence[int], reader: Reader, core: PlanCore, source: ReadTask) -> Any:
+def _load_after(
+    gate: Sequence[int],
+    reader: Reader,
+    core: PlanCore,
+    source: ReadTask,
+    values: Sequence[Any] | None = None,
+) -> Any:
     """``load``, once the shards of the gate are written."""
+    if values is not None:
+        payload = source.extent.payload
+        source = replace(source, extent=replace(source.extent, payload=(payload, values)))
     return load(reader, core, source)

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from alchemi_xr._typing import Level, Ptr
+from alchemi_xr._typing import Level, NDArray, Ptr
 from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.fields import LEVELS
 from alchemi_xr.errors import PlanError
 from alchemi_xr.store.bulk import FieldLayout
+from alchemi_xr.store.codecs import ZarrWriteConfig, encoding
 
-__all__ = ["TEXT_BYTES", "Extent", "Piece", "Plan", "ShardTask", "format_bytes", "make_plan"]
+__all__ = [
+    "TEXT_BYTES",
+    "Extent",
+    "Piece",
+    "Plan",
+    "ShardTask",
+    "cut_by_bytes",
+    "format_bytes",
+    "make_plan",
+    "presence",
+    "shard_rows",
+]
 
 TEXT_BYTES = 64
 """Bytes a text value is counted as in estimates."""
@@ -78,14 +92,14 @@ class Plan:
     ----------
     extents : tuple of Extent
     layouts : tuple of FieldLayout
-    shard_rows : mapping of level to int
-        Rows of one storage object.
+    shard_rows : mapping of str to int
+        Rows of one storage object, by level and where they differ by name.
     shards : tuple of ShardTask
     """
 
     extents: tuple[Extent, ...]
     layouts: tuple[FieldLayout, ...]
-    shard_rows: Mapping[Level, int]
+    shard_rows: Mapping[str, int]
     shards: tuple[ShardTask, ...]
     sample_base: tuple[int, ...] = field(repr=False, default=())
     atom_base: tuple[int, ...] = field(repr=False, default=())
@@ -121,12 +135,17 @@ class Plan:
         return sum(self.row_bytes(level) * extent.rows(level) for level in LEVELS)
 
     def shard_bytes(self) -> int:
-        """Bytes of one whole shard of every level (as far as there are rows)."""
-        return sum(
-            self.row_bytes(level)
-            * max((s.stop - s.start for s in self.shards if s.level == level), default=0)
-            for level in LEVELS
-        )
+        """Bytes of one whole shard of every kind (as far as there are rows)."""
+        widths = self._widths()
+        most: dict[tuple[str, ...], int] = {}
+        for task in self.shards:
+            most[task.names] = max(most.get(task.names, 0), task.stop - task.start)
+        return sum(rows * sum(widths[n] for n in names) for names, rows in most.items())
+
+    def _widths(self) -> dict[str, int]:
+        """Bytes of a row of everything that is written."""
+        widths = {layout.name: _row_bytes(layout) for layout in self.layouts}
+        return widths | {presence(layout.name): 1 for layout in self.layouts if layout.holes}
 
     def window(self, threads: int) -> int:
         """Extents that may be read before the shards of older ones are written."""
@@ -182,14 +201,17 @@ class Plan:
             f"{self.num_samples:,} samples, {self.num_atoms:,} atoms, {self.num_edges:,} edges "
             f"in {len(self.extents):,} partitions",
         ]
-        for level in LEVELS:
-            tasks = [s for s in self.shards if s.level == level]
-            if tasks:
-                names = ", ".join(self.names(level))
-                lines.append(
-                    f"  {level:<7}{len(tasks):>6,} shards of {self.shard_rows[level]:,} rows, "
-                    f"{self.row_bytes(level)} bytes a row: {names}"
-                )
+        kinds: dict[tuple[Level, tuple[str, ...]], int] = {}
+        for task in self.shards:
+            kinds[task.level, task.names] = kinds.get((task.level, task.names), 0) + 1
+        widths = self._widths()
+        for (level, names), tasks in kinds.items():
+            shown = [name for name in names if name in self.names(level)]
+            rows = _rows_of(names[0], level, self.shard_rows)
+            lines.append(
+                f"  {level:<7}{tasks:>6,} shards of {rows:,} rows, "
+                f"{sum(widths[n] for n in names)} bytes a row: {', '.join(shown or names)}"
+            )
         lines.append(f"  tasks: {len(self.extents):,} read, {len(self.shards):,} write")
         lines.append(f"  bytes before compression: {format_bytes(self.nbytes)}")
         lines.append(
@@ -200,9 +222,17 @@ class Plan:
 
 
 def make_plan(
-    extents: Sequence[Extent], layouts: Sequence[FieldLayout], shard_rows: Mapping[Level, int]
+    extents: Sequence[Extent], layouts: Sequence[FieldLayout], shard_rows: Mapping[str, int]
 ) -> Plan:
     """The plan that writes these extents one after the other.
+
+    Parameters
+    ----------
+    extents : sequence of Extent
+    layouts : sequence of FieldLayout
+    shard_rows : mapping of str to int
+        Rows of a storage object by level; an entry by name goes before that.
+        Fields that are cut alike are written by one task.
 
     Raises
     ------
@@ -213,12 +243,17 @@ def make_plan(
         raise PlanError("plan", "there is no sample to write")
     shards: list[ShardTask] = []
     for level in LEVELS:
-        names = tuple(layout.name for layout in layouts if layout.level == level)
-        if names:
-            if shard_rows[level] < 1:
-                raise PlanError("plan", f"a {level} shard has no rows", found=shard_rows[level])
-            ptr = counts_to_ptr(np.array([e.rows(level) for e in extents], dtype=np.int64))
-            shards.extend(_shards_of_level(level, names, ptr, shard_rows[level], len(shards)))
+        names = [layout.name for layout in layouts if layout.level == level]
+        if level == "system":
+            names += [presence(layout.name) for layout in layouts if layout.holes]
+        alike: dict[int, list[str]] = {}
+        for name in names:
+            alike.setdefault(_rows_of(name, level, shard_rows), []).append(name)
+        ptr = counts_to_ptr(np.array([e.rows(level) for e in extents], dtype=np.int64))
+        for rows, group in alike.items():
+            if rows < 1:
+                raise PlanError("plan", f"a {level} shard has no rows", found=rows)
+            shards.extend(_shards_of_level(level, tuple(group), ptr, rows, len(shards)))
     return Plan(
         tuple(extents),
         tuple(layouts),
@@ -243,6 +278,56 @@ def _shards_of_level(
             if end > begin:
                 pieces.append(Piece(extent, begin - int(ptr[extent]), end - int(ptr[extent])))
         yield ShardTask(number, level, start, stop, names, tuple(pieces))
+
+
+def presence(name: str) -> str:
+    """Name under which the presence mask of a field travels."""
+    return f"present/{name}"
+
+
+def shard_rows(layouts: Sequence[FieldLayout], config: ZarrWriteConfig) -> dict[str, int]:
+    """Rows of a storage object by name and by level, as the writer will cut them."""
+    names: dict[str, int] = {}
+    levels: dict[str, list[int]] = {level: [1] for level in LEVELS}
+    for layout in layouts:
+        info = layout.to_info()
+        arguments = encoding(
+            config, info.group, info.name, info.level, info.dtype, info.tail, is_text=info.is_text
+        )
+        names[layout.name] = _object_rows(arguments)
+        levels[layout.level].append(names[layout.name])
+        if layout.holes:
+            mask = encoding(config, "meta", f"present/{info.name}", "system", np.dtype(bool), ())
+            names[presence(layout.name)] = _object_rows(mask)
+            levels["system"].append(_object_rows(mask))
+    return names | {level: math.lcm(*found) for level, found in levels.items()}
+
+
+def cut_by_bytes(sizes: NDArray, target: int) -> list[tuple[int, int]]:
+    """Ranges of consecutive samples that hold about ``target`` bytes, each at least one.
+
+    Examples
+    --------
+    >>> cut_by_bytes(np.array([3, 3, 3, 20, 1]), 6)
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    ranges = []
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + target, side="right")), start + 1)
+        ranges.append((start, stop))
+        start = stop
+    return ranges
+
+
+def _rows_of(name: str, level: Level, rows: Mapping[str, int]) -> int:
+    return rows.get(name, rows[level])
+
+
+def _object_rows(arguments: Mapping[str, Any]) -> int:
+    return int(arguments.get("shards", arguments["chunks"])[0])
 
 
 def _row_bytes(layout: FieldLayout) -> int:

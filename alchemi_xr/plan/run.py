@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alchemi_xr.plan.client import Runner
-from alchemi_xr.plan.graph import build_graph
+from alchemi_xr.plan.graph import Inputs, build_graph
 from alchemi_xr.plan.journal import Journal
 from alchemi_xr.plan.plan import Plan
 from alchemi_xr.plan.progress import Progress
@@ -22,11 +22,15 @@ def run_plan(
     journal: Journal,
     runner: Runner,
     progress: Progress,
+    *,
+    title: str = "convert",
+    inputs: Inputs | None = None,
 ) -> None:
     """Write every shard that the journal does not hold yet.
 
     Afterwards the journal has all shards and the statistics of all extents;
-    the store is complete but for its commit.
+    the store is complete but for its commit. ``inputs`` are results of another
+    graph that the reader takes beside the payloads.
     """
     work = build_graph(
         plan,
@@ -35,8 +39,9 @@ def run_plan(
         window=plan.window(runner.threads),
         done_shards=journal.shards,
         done_extents=journal.extents,
+        inputs=inputs,
     )
-    progress.start("convert", plan.num_samples, "samples")
+    progress.start(title, plan.num_samples, "samples")
     for number in journal.extents:
         progress.advance(plan.extents[number].samples)
     rejected = sum(len(stats.rejects) for stats in journal.extents.values())

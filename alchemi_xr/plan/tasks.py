@@ -17,7 +17,7 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import expand_mask
 from alchemi_xr.data.fields import LEVELS, fill_for
 from alchemi_xr.errors import FieldError, PlanError
-from alchemi_xr.plan.plan import Extent, Plan, ShardTask
+from alchemi_xr.plan.plan import Extent, Plan, ShardTask, presence
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.store.bulk import BulkWriter, FieldLayout
 
@@ -84,6 +84,11 @@ class Loaded:
     present: dict[str, BoolArray]
     stats: PartStats
 
+    def __getitem__(self, name: str) -> NDArray:
+        if name in self.arrays:
+            return self.arrays[name]
+        return self.present[name.removeprefix(presence(""))]
+
 
 @dataclass(frozen=True, slots=True)
 class PlanCore:
@@ -108,12 +113,11 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows of an extent that one shard takes; with masks, the rows are samples."""
+    """Rows of an extent that one shard takes, of fields and presence masks."""
 
     names: tuple[str, ...]
     start: int
     stop: int
-    masks: bool
 
 
 def load(reader: Reader, plan: PlanCore, source: ReadTask) -> Loaded:
@@ -166,20 +170,17 @@ def cut(loaded: Loaded, rows: Cut) -> dict[str, Any]:
     """The rows that one shard takes from an extent."""
     # Copies, not views: a view would keep the whole extent in memory until the
     # last shard that it touches is written.
-    piece: dict[str, Any] = {n: loaded.arrays[n][rows.start : rows.stop].copy() for n in rows.names}
-    if rows.masks:
-        for name, mask in loaded.present.items():
-            piece[f"present/{name}"] = mask[rows.start : rows.stop].copy()
-    return piece
+    return {n: loaded[n][rows.start : rows.stop].copy() for n in rows.names}
 
 
 def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, Any]]) -> int:
     """Write one shard of every array of a level; gives its number back."""
     for name in task.names:
-        writer.write_rows(name, task.start, _joined(pieces, name))
-    for key in pieces[0]:
-        if key.startswith("present/"):
-            writer.write_present(key.removeprefix("present/"), task.start, _joined(pieces, key))
+        values = _joined(pieces, name)
+        if name.startswith(presence("")):
+            writer.write_present(name.removeprefix(presence("")), task.start, values)
+        else:
+            writer.write_rows(name, task.start, values)
     return task.number
 
 
@@ -208,8 +209,11 @@ def _count(
     out = {"samples": int(mask.sum()), "nan": 0, "inf": 0}
     bad = np.zeros(block.num_samples, dtype=bool)
     # One sum tells whether a look at every value is needed at all.
-    if values.dtype.kind != "f" or values.size == 0 or np.isfinite(np.sum(values)):
+    if values.dtype.kind != "f" or values.size == 0:
         return out, bad
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.sum(values)):
+            return out, bad
     level: Level = layout.level
     rows = mask if level == "system" else expand_mask(mask, block.ptr(level))
     axes = tuple(range(1, values.ndim))
@@ -240,7 +244,9 @@ def _conform(
             found=f"{block.levels[layout.name]} {list(values.shape)}",
             expected=f"{layout.level} [rows, {', '.join(map(str, layout.tail))}]",
         )
-    out = values.astype(dtype, copy=not mask.all())
+    # What does not fit was rejected by the reading; its rows hold anything.
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = values.astype(dtype, copy=not mask.all())
     if not mask.all():
         absent = ~mask if layout.level == "system" else ~expand_mask(mask, block.ptr(layout.level))
         out[absent] = fill

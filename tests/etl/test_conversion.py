@@ -27,7 +27,7 @@ from alchemi_xr.errors import (
     UnknownFieldError,
 )
 from alchemi_xr.etl.conversion import append, convert, plan_convert
-from alchemi_xr.etl.job import Job
+from alchemi_xr.plan.job import Job
 from alchemi_xr.store.reader import open_store
 
 # Small shards and partitions: many tasks from little data.

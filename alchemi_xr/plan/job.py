@@ -1,0 +1,261 @@
+"""The folder in which a store is built, beside its destination, and what is built there.
+
+It is hidden, holds the unfinished store, the journal and unpacked inputs, and
+goes away when the store is published. One process at a time may work in it.
+A job that was stopped is taken up where it was, and leaves the same bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from alchemi_xr._typing import BoolArray, IntArray
+from alchemi_xr.errors import (
+    AlchemiError,
+    ConfigError,
+    NotAStoreError,
+    StoreExistsError,
+    StoreLockedError,
+)
+from alchemi_xr.plan.client import Runner
+from alchemi_xr.plan.journal import Journal
+from alchemi_xr.plan.plan import Plan
+from alchemi_xr.plan.progress import Progress
+from alchemi_xr.plan.run import run_plan
+from alchemi_xr.plan.tasks import Reader
+from alchemi_xr.store import fs
+from alchemi_xr.store.bulk import BulkWriter
+from alchemi_xr.store.codecs import ZarrWriteConfig
+from alchemi_xr.store.reader import open_store
+
+__all__ = ["Job", "Recipe", "build", "check_destination"]
+
+_HISTORY = 64
+
+
+def check_destination(dst: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The destination as a path, when it may be written.
+
+    Raises
+    ------
+    StoreExistsError, NotAStoreError
+        It is there and may not be replaced; nothing was touched.
+    """
+    text = os.fspath(dst)
+    if "://" in text:
+        raise ConfigError(
+            text, "a bulk job writes to a local path", mend="write locally, then copy the store"
+        )
+    path = Path(os.path.abspath(os.path.expanduser(text)))
+    if os.path.lexists(path):
+        if not fs.looks_like_store(path):
+            raise NotAStoreError(
+                text,
+                "exists and is no store, so it is not replaced, not even with overwrite",
+                mend="give another path, or move what is there away yourself",
+            )
+        if not overwrite:
+            raise StoreExistsError(
+                text,
+                "already exists",
+                mend="give another path, overwrite=True (--overwrite) to replace the store, "
+                "or alchemi_xr.etl.append to add to it",
+            )
+    if not path.parent.is_dir():
+        raise ConfigError(
+            text,
+            f"the folder {path.parent} does not exist",
+            mend="make it first, or correct the path",
+        )
+    return path
+
+
+class Job:
+    """The building folder of one destination, held by one process.
+
+    Parameters
+    ----------
+    destination : Path
+    what : str
+        Word in the folder's name; jobs of different kinds do not meet.
+    """
+
+    def __init__(self, destination: Path, what: str = "building") -> None:
+        self.destination = destination
+        self.folder = fs.sibling(destination, what)
+        self.store = self.folder / "store"
+        self.journal = self.folder / "journal.jsonl"
+        self.spool = self.folder / "spool"
+        self.rejects = destination.with_name(destination.name + ".rejects.jsonl")
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Job:
+        self.folder.mkdir(exist_ok=True)
+        lock = open(self.folder / "lock", "a+", encoding="utf-8")
+        try:
+            # Held by the kernel: it is free again the moment its holder dies.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise StoreLockedError(
+                str(self.destination),
+                f"is being built by {owner}",
+                mend="wait for it, or give another destination",
+            ) from error
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # After an error of ours nothing can be taken up again as it is; after
+        # an interruption (Ctrl-C, a lost cluster) the finished shards count.
+        if kind is None or issubclass(kind, AlchemiError):
+            self.discard()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def clear(self) -> None:
+        """Forget an earlier run, but keep the lock."""
+        fs.remove_file(self.journal)
+        fs.remove_tree(self.store)
+
+    def is_done(self, recipe: Recipe) -> bool:
+        """Whether the store was finished by an earlier run and only not published."""
+        if not fs.looks_like_store(self.store):
+            return False
+        try:
+            with open_store(self.store) as snapshot:
+                return snapshot.schema.identity == recipe.identity
+        except AlchemiError:
+            return False
+
+    def prepare(self, recipe: Recipe, *, resume: bool = True) -> tuple[BulkWriter, Journal]:
+        """The store under construction and its open journal, taken up or new."""
+        journal = Journal(self.journal, recipe.fingerprint)
+        if resume and self.journal.exists() and fs.looks_like_store(self.store):
+            journal.open()
+            if journal.resumed and not self._is_committed():
+                self.sweep()
+                return BulkWriter.open(self.store), journal
+            journal.close()
+        self.clear()
+        writer = recipe.create(self.store)
+        return writer, Journal(self.journal, recipe.fingerprint).open()
+
+    def _is_committed(self) -> bool:
+        try:
+            BulkWriter.open(self.store)
+        except AlchemiError:
+            return True
+        return False
+
+    def sweep(self) -> None:
+        """Remove what a killed writer had half put down: it is not part of the result."""
+        for partial in fs.partial_files(self.store):
+            fs.remove_file(partial)
+
+    def discard(self) -> None:
+        """Remove the folder with all that is in it."""
+        fs.remove_tree(self.folder)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A plan, and what the store that it makes remembers of itself.
+
+    Parameters
+    ----------
+    plan : Plan
+    num_atoms, num_edges : int64 array, [N]
+    config : ZarrWriteConfig
+    fingerprint : str
+        Of everything that decides the bytes; its beginning is the store's identity.
+    provenance : dict
+    generation : int
+    operation : str
+        For the history.
+    samples_mask : bool array, [N], optional
+        False for samples that stay deleted.
+    others : dict
+        Root attributes of other tools, kept.
+    history : sequence of dict
+        Commits of the generations before.
+    """
+
+    plan: Plan
+    num_atoms: IntArray
+    num_edges: IntArray
+    config: ZarrWriteConfig
+    fingerprint: str
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    generation: int = 1
+    operation: str = "write"
+    samples_mask: BoolArray | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def identity(self) -> str:
+        """Identity of the store: equal jobs leave equal bytes."""
+        return self.fingerprint[:32]
+
+    def create(self, place: Any) -> BulkWriter:
+        """The store under construction, with all arrays at their full length."""
+        return BulkWriter.create(
+            place,
+            self.plan.layouts,
+            self.num_atoms,
+            self.num_edges,
+            config=self.config,
+            provenance=dict(self.provenance),
+            generation=self.generation,
+            operation=self.operation,
+            identity=self.identity,
+        )
+
+    def commit(self, writer: BulkWriter) -> None:
+        """Make what the tasks wrote a store."""
+        history = [*map(dict, self.history), *writer.schema.history][-_HISTORY:]
+        writer.schema = writer.schema.evolve(others=dict(self.others), history=history)
+        mask = self.samples_mask
+        writer.commit(None if mask is None or mask.all() else mask)
+
+
+def build(
+    recipe: Recipe,
+    reader: Reader,
+    job: Job,
+    runner: Runner,
+    shown: Progress,
+    *,
+    title: str,
+    resume: bool = True,
+) -> bool:
+    """Build and commit the store of a job, not published yet; whether it was taken up."""
+    if resume and job.is_done(recipe):
+        return True
+    writer, journal = job.prepare(recipe, resume=resume)
+    resumed = journal.resumed
+    with journal:
+        run_plan(recipe.plan, reader, writer, journal, runner, shown, title=title)
+    # A worker that was killed in this run leaves half-written files too.
+    job.sweep()
+    recipe.commit(writer)
+    return resumed
