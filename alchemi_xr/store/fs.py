@@ -310,7 +310,9 @@ def swap(built: Path, path: Path, aside: Path) -> None:
         _put_aside(built, path, aside)
         return
     journal = journal_path(path)
-    atomic_replace(journal, json.dumps({"built": built.name}).encode())
+    # Relative, for a folder that is built inside another one beside the store.
+    note = {"built": os.path.relpath(built, path.parent)}
+    atomic_replace(journal, json.dumps(note).encode())
     _put_aside(path, path, aside)
     rename(built, path)
     fsync_dir(path.parent)

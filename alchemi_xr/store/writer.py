@@ -7,7 +7,9 @@ that end is cut off by the next one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -393,8 +395,9 @@ class StoreWriter:
 
         Parameters
         ----------
-        indices : int, slice, ints or bool mask
-            Physical positions; negative ones count from the end.
+        indices : int, slice, ints, bool mask or function
+            Physical positions; negative ones count from the end. A function gets
+            the newest Snapshot while the lease is held, and gives them.
 
         Raises
         ------
@@ -411,6 +414,8 @@ class StoreWriter:
             opened = self._open(lease)
             session, schema = opened.session, opened.schema
             samples = schema.counts.samples
+            if callable(indices):
+                indices = indices(self.snapshot())
             index = np.unique(as_index(indices, samples, where=self.where))
             mask = np.asarray(session.array(layout.SAMPLES_MASK)[:samples]).astype(bool)
             changed = index[mask[index] != alive]
@@ -444,14 +449,20 @@ class StoreWriter:
             New chunks and codecs; they stay.
         """
         chosen = self.config if config is None else as_config(config)
+        with self.rewriting():
+            rewrite(self.place, chosen)
+        if config is not None:
+            self.config = chosen
+
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[Snapshot]:
+        """Hold the lease while another one builds this store anew; gives its newest generation."""
         with self._lease() as lease:
             opened = self._open(lease)
             if opened.unsettled:
                 self._commit(opened, opened.schema.next("adopt"))
             self._opened = None
-            rewrite(self.place, chosen)
-        if config is not None:
-            self.config = chosen
+            yield self.snapshot()
 
     # -- reading back ------------------------------------------------------
 
