@@ -13,6 +13,7 @@ _HOME = {
     "Checks": "transforms",
     "ConvertReport": "report",
     "FieldObserver": "schema",
+    "MaintainReport": "report",
     "NameMap": "names",
     "Partition": "source",
     "Scan": "source",
@@ -21,8 +22,15 @@ _HOME = {
     "Source": "source",
     "append": "conversion",
     "convert": "conversion",
+    "defragment": "maintain",
+    "delete": "marks",
     "find_source": "inputs",
+    "merge": "maintain",
     "plan_convert": "conversion",
+    "rechunk": "maintain",
+    "sort": "maintain",
+    "split": "parts",
+    "undelete": "marks",
 }
 
 __all__ = sorted(_HOME)

@@ -10,7 +10,7 @@ from typing import Any
 from alchemi_xr.plan.plan import format_bytes
 from alchemi_xr.plan.rejects import Reject
 
-__all__ = ["ConvertReport", "FieldReport"]
+__all__ = ["ConvertReport", "FieldReport", "MaintainReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +121,61 @@ class ConvertReport:
         if self.rejects_path:
             lines.append(f"  rejected records: {self.rejects_path}")
         return "\n".join(lines)
+
+
+@dataclass
+class MaintainReport:
+    """Result of ``defragment``, ``rechunk``, ``sort``, ``merge`` and of each part of ``split``.
+
+    Parameters
+    ----------
+    destination, operation : str
+    samples, atoms, edges : int
+        In the store now, samples that stay deleted included.
+    removed : int
+        Samples of the source (or sources) that are not.
+    deleted : int
+        Samples in the store that stay deleted.
+    output_bytes : int
+        On disk; 0 for a store that is no folder.
+    seconds : float
+    resumed : bool
+        A job that was stopped was taken up.
+    """
+
+    destination: str
+    operation: str
+    samples: int
+    atoms: int
+    edges: int
+    removed: int = 0
+    deleted: int = 0
+    output_bytes: int = 0
+    seconds: float = 0.0
+    resumed: bool = False
+
+    def summary(self) -> str:
+        """One line: what was done, how much there is now, and how fast."""
+        text = (
+            f"{self.destination}: {self.operation}, {self.samples:,} samples "
+            f"({self.atoms:,} atoms, {self.edges:,} edges)"
+        )
+        if self.removed:
+            text += f", {self.removed:,} left out"
+        if self.deleted:
+            text += f", {self.deleted:,} of them deleted"
+        if self.output_bytes:
+            text += f"; {format_bytes(self.output_bytes)}"
+        text += f"; {self.seconds:.1f} s"
+        return text + ("; resumed" if self.resumed else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+
+    def __str__(self) -> str:
+        return self.summary()

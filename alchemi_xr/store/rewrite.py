@@ -36,16 +36,20 @@ def rewrite(
     *,
     operation: str = "defragment",
     keep_deleted: bool = False,
+    choose: Callable[[Snapshot], tuple[IntArray, BoolArray | None]] | None = None,
 ) -> None:
     """Rewrite a store without its deleted samples; the caller holds its lease.
 
-    With ``keep_deleted`` they are copied too, and stay deleted.
+    With ``keep_deleted`` they are copied too, and stay deleted. ``choose``
+    gives other samples, in their order, and which of them are not deleted.
     """
 
     def copy(snapshot: Snapshot, target: Place) -> None:
         samples, mask = snapshot.active, None
         if keep_deleted:
             samples, mask = np.arange(snapshot.num_samples), snapshot.samples_mask
+        if choose is not None:
+            samples, mask = choose(snapshot)
         copy_samples(snapshot, samples, target, config, operation=operation, samples_mask=mask)
 
     if place.path is not None:

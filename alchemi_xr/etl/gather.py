@@ -1,0 +1,171 @@
+"""Chosen samples of stores, in a chosen order, as what a plan reads.
+
+The order lies in a file beside the store that is built, so that a task is two
+numbers, whatever the order is; a worker keeps a few stores open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
+from alchemi_xr.config import option
+from alchemi_xr.data.block import Block
+from alchemi_xr.data.csr import counts_to_ptr
+from alchemi_xr.plan.plan import Extent, Plan, cut_by_bytes, make_plan, shard_rows
+from alchemi_xr.plan.tasks import PartResult
+from alchemi_xr.store.bulk import FieldLayout
+from alchemi_xr.store.codecs import ZarrWriteConfig
+from alchemi_xr.store.reader import Snapshot
+from alchemi_xr.store.schema import FieldInfo
+
+__all__ = ["Counted", "Gather", "count", "digest", "extent_bytes", "plan_of", "release"]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A store of which the samples to take are known.
+
+    Parameters
+    ----------
+    where : str
+    source : bytes or Snapshot
+        One committed generation; as a pickle it holds no file open.
+    infos : dict of str to FieldInfo
+    holes : frozenset of str
+        Fields that some of the samples lack.
+    order : int64 array, [M]
+        Physical positions of the samples, in the order they are taken.
+    num_atoms, num_edges : int64 array, [M]
+    """
+
+    where: str
+    source: bytes | Snapshot
+    infos: dict[str, FieldInfo]
+    holes: frozenset[str]
+    order: IntArray
+    num_atoms: IntArray
+    num_edges: IntArray
+    token: tuple[Any, ...] = field(default=())
+
+
+def count(snapshot: Snapshot, order: IntArray) -> Counted:
+    """Samples of a store with their counts; the snapshot may be closed afterwards if local."""
+    holes = set()
+    for name in snapshot.fields:
+        mask = snapshot.present(name)
+        if mask is not None and not mask[order].all():
+            holes.add(name)
+    schema = snapshot.schema
+    return Counted(
+        snapshot.where,
+        pickle.dumps(snapshot) if snapshot.place.is_local else snapshot,
+        dict(schema.fields),
+        frozenset(holes),
+        order,
+        np.diff(snapshot.atoms_ptr)[order],
+        np.diff(snapshot.edges_ptr)[order],
+        (schema.identity, schema.generation, schema.counts),
+    )
+
+
+def digest(*arrays: NDArray) -> str:
+    """Hex digest of index arrays."""
+    state = hashlib.blake2s()
+    for array in arrays:
+        state.update(np.ascontiguousarray(array, dtype=np.int64).data)
+    return state.hexdigest()
+
+
+def extent_bytes() -> int:
+    """Bytes of what one task reads: all that are under way hold about ``stream_bytes``."""
+    return max(1 << 16, int(option("stream_bytes")) // 8)
+
+
+def plan_of(
+    num_atoms: IntArray,
+    num_edges: IntArray,
+    layouts: Sequence[FieldLayout],
+    config: ZarrWriteConfig,
+    target: int | None = None,
+) -> Plan:
+    """The plan of samples with these counts; the payload of an extent is its range.
+
+    Raises
+    ------
+    PlanError
+        There is no sample.
+    """
+    width: dict[Level, int] = {"atom": 0, "edge": 0, "system": 16}
+    for layout in layouts:
+        width[layout.level] += layout.to_info().row_bytes
+    sizes = num_atoms * width["atom"] + num_edges * width["edge"] + width["system"]
+    atoms, edges = counts_to_ptr(num_atoms), counts_to_ptr(num_edges)
+    extents = [
+        Extent(b - a, int(atoms[b] - atoms[a]), int(edges[b] - edges[a]), (a, b))
+        for a, b in cut_by_bytes(sizes, target or extent_bytes())
+    ]
+    return make_plan(extents, layouts, shard_rows(layouts, config))
+
+
+class Gather:
+    """Reads ranges of the chosen samples; picklable for stores that are folders.
+
+    Parameters
+    ----------
+    stores : sequence of Counted
+    names : sequence of str
+        Fields to read.
+    folder : Path
+        Where the order is put down.
+    """
+
+    def __init__(self, stores: Sequence[Counted], names: Sequence[str], folder: Path) -> None:
+        self._sources = [store.source for store in stores]
+        self._names = [[n for n in names if n in store.infos] for store in stores]
+        self._ptr: Ptr = counts_to_ptr(np.array([len(store.order) for store in stores], np.int64))
+        self._path = str(folder / "order.npy")
+        with open(self._path, "wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<i8", "fortran_order": False, "shape": (int(self._ptr[-1]),)}
+            )
+            for store in stores:
+                file.write(np.ascontiguousarray(store.order, dtype="<i8").data)
+
+    def __call__(self, payload: tuple[int, int]) -> PartResult:
+        start, stop = payload
+        order = np.load(self._path, mmap_mode="r")
+        first = int(np.searchsorted(self._ptr, start, side="right")) - 1
+        last = int(np.searchsorted(self._ptr, stop, side="left"))
+        blocks = []
+        for number in range(first, last):
+            begin = max(start, int(self._ptr[number]))
+            end = min(stop, int(self._ptr[number + 1]))
+            if end > begin:
+                samples = np.array(order[begin:end], dtype=np.int64)
+                snapshot = _opened(self._sources[number])
+                blocks.append(snapshot.read_block(samples, self._names[number]))
+        return PartResult(Block.concat(blocks, where="merge"))
+
+
+def release() -> None:
+    """Let go of the stores that this process keeps open for its tasks."""
+    _unpickled.cache_clear()
+
+
+def _opened(source: bytes | Snapshot) -> Snapshot:
+    return _unpickled(source) if isinstance(source, bytes) else source
+
+
+@lru_cache(maxsize=8)
+def _unpickled(source: bytes) -> Snapshot:
+    snapshot: Snapshot = pickle.loads(source)
+    return snapshot
