@@ -20,6 +20,7 @@ from alchemi_xr.errors import (
     AlchemiError,
     ConfigError,
     NotAStoreError,
+    StoreError,
     StoreExistsError,
     StoreLockedError,
 )
@@ -46,13 +47,24 @@ def check_destination(dst: str | os.PathLike[str], *, overwrite: bool) -> Path:
     ------
     StoreExistsError, NotAStoreError
         It is there and may not be replaced; nothing was touched.
+    ConfigError
+        No store can be made there.
     """
+    if not isinstance(dst, (str, os.PathLike)):
+        raise ConfigError(
+            "destination", "is no path", found=type(dst).__name__, expected="the path of a store"
+        )
     text = os.fspath(dst)
+    if not text or "\0" in text:
+        raise ConfigError("destination", "is no path", found=repr(text), mend="give a path")
     if "://" in text:
         raise ConfigError(
             text, "a bulk job writes to a local path", mend="write locally, then copy the store"
         )
     path = Path(os.path.abspath(os.path.expanduser(text)))
+    if path.is_symlink():
+        # The store that it leads to is replaced, not the link.
+        path = Path(os.path.realpath(path))
     if os.path.lexists(path):
         if not fs.looks_like_store(path):
             raise NotAStoreError(
@@ -73,6 +85,13 @@ def check_destination(dst: str | os.PathLike[str], *, overwrite: bool) -> Path:
             f"the folder {path.parent} does not exist",
             mend="make it first, or correct the path",
         )
+    for parent in Path(os.path.realpath(path.parent), "x").parents:
+        if fs.looks_like_store(parent):
+            raise ConfigError(
+                text,
+                f"lies inside the store {parent}",
+                mend="give a path beside it; a store holds nothing but its own arrays",
+            )
     return path
 
 
@@ -96,8 +115,37 @@ class Job:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Job:
-        self.folder.mkdir(exist_ok=True)
-        lock = open(self.folder / "lock", "a+", encoding="utf-8")
+        lock = self._open_lock()
+        while not self._take(lock):
+            # Its last holder removed the folder between our opening and locking it.
+            lock.close()
+            lock = self._open_lock()
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def _open_lock(self) -> IO[str]:
+        for _ in range(100):
+            try:
+                self.folder.mkdir(exist_ok=True)
+                return open(self.folder / "lock", "a+", encoding="utf-8")
+            except FileNotFoundError as error:
+                # Removed by its last holder in this very moment, or no place for folders.
+                reason = error
+            except OSError as error:
+                reason = error
+                break
+        raise ConfigError(
+            str(self.destination),
+            f"no store can be built there ({reason.strerror})",
+            mend="give a path in a folder where you may write",
+        ) from reason
+
+    def _take(self, lock: IO[str]) -> bool:
+        """Lock the open file; False when it is no longer that of the folder."""
         try:
             # Held by the kernel: it is free again the moment its holder dies.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,12 +158,10 @@ class Job:
                 f"is being built by {owner}",
                 mend="wait for it, or give another destination",
             ) from error
-        lock.seek(0)
-        lock.truncate()
-        lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
-        lock.flush()
-        self._lock = lock
-        return self
+        try:
+            return os.path.samestat(os.fstat(lock.fileno()), os.stat(self.folder / "lock"))
+        except FileNotFoundError:
+            return False
 
     def __exit__(
         self,
@@ -130,6 +176,13 @@ class Job:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        if isinstance(error, OSError) and not isinstance(error, AlchemiError):
+            raise StoreError(
+                str(self.destination),
+                f"could not be built ({error.strerror or error})",
+                found=error.filename,
+                mend="remove the cause (a full disk?) and run it again: it goes on where it was",
+            ) from error
 
     def clear(self) -> None:
         """Forget an earlier run, but keep the lock."""
