@@ -17,7 +17,7 @@ import xarray as xr
 from xarray.backends import BackendEntrypoint
 
 from alchemi_xr.data.fields import FIELDS, field_order, resolve
-from alchemi_xr.errors import FieldError, UnknownFieldError, nearest
+from alchemi_xr.errors import ArgumentTypeError, FieldError, UnknownFieldError, nearest
 from alchemi_xr.ragged import accessor as accessor  # registers ds.ragged
 from alchemi_xr.ragged.array import StoreArray, wrap
 from alchemi_xr.ragged.chunks import (
@@ -179,8 +179,12 @@ def _choose(snapshot: Snapshot, fields: Iterable[str] | None) -> list[str]:
         return list(snapshot.fields)
     if isinstance(fields, str):
         fields = [fields]
+    if not isinstance(fields, Iterable):
+        raise ArgumentTypeError(
+            "open_dataset", "fields are a list of names", found=type(fields).__name__
+        )
     known = set(snapshot.fields)
-    names = [name if name in known else resolve(name) for name in fields]
+    names = [name if name in known else resolve(name) for name in map(str, fields)]
     for name in names:
         if name not in known:
             raise UnknownFieldError(

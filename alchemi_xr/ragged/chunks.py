@@ -173,6 +173,8 @@ def _budget(text: str) -> int:
     try:
         value = dask.config.get("array.chunk-size") if text == "auto" else text
         budget = int(parse_bytes(value))
+        if budget < 1:
+            raise ValueError(text)
     except ValueError as error:
         raise ConfigError(
             "chunks", f"{text!r} is no number of bytes", expected="'auto' or such as '64MiB'"

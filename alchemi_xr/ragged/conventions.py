@@ -211,6 +211,9 @@ def structure(ds: xr.Dataset) -> Structure:
             mend="choose variables by ds.ragged[[...]], which keeps the pointers",
         )
     count = len(atoms_ptr) - 1
+    _need_dims(ds, {"system": count, "atom": int(atoms_ptr[-1])})
+    if edges_ptr is not None:
+        _need_dims(ds, {"edge": int(edges_ptr[-1])})
     if samples is not None and samples != count:
         raise _torn(f"{samples} samples, pointers for {count}")
     if edges_ptr is not None and len(edges_ptr) - 1 != count:
@@ -241,6 +244,25 @@ def _pointer(ds: xr.Dataset, plural: str, samples: int | None) -> Ptr | None:
     if samples is not None and f"num_{plural}" in variables:
         return counts_to_ptr(variables[f"num_{plural}"].values)
     return None
+
+
+def _need_dims(ds: xr.Dataset, rows: Mapping[Level, int]) -> None:
+    """Raise where a level's dim was renamed: its variables would stay behind."""
+    for name, var in ds.variables.items():
+        level = var.attrs.get("level")
+        if not isinstance(level, str) or level not in rows or not var.ndim:
+            continue
+        if DIMS[level] in var.dims or PTR_DIM in var.dims:
+            continue
+        dim, size = var.dims[0], var.shape[0]
+        if size == rows[level] and dim not in _LEVELS:
+            raise FieldError(
+                "ds.ragged",
+                f"variable {name!r} has one row {DIMS[level]} along another dim",
+                found=dim,
+                expected=DIMS[level],
+                mend=f"name it again: ds.rename({{{dim!r}: {DIMS[level]!r}}})",
+            )
 
 
 def _in_order(rows: xr.Variable) -> bool:

@@ -17,7 +17,13 @@ import xarray as xr
 
 from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.csr import as_index, counts_to_ptr, row_indices
-from alchemi_xr.errors import FieldError, IndexRangeError, UnknownFieldError, nearest
+from alchemi_xr.errors import (
+    ArgumentTypeError,
+    FieldError,
+    IndexRangeError,
+    UnknownFieldError,
+    nearest,
+)
 from alchemi_xr.ragged.array import RowNumbers, StoreArray, is_dask, origin, wrap
 from alchemi_xr.ragged.chunks import align, find_partition
 from alchemi_xr.ragged.conventions import (
@@ -45,12 +51,16 @@ def isel(ds: xr.Dataset, samples: Any) -> xr.Dataset:
 def head(ds: xr.Dataset, n: int) -> xr.Dataset:
     """The first ``n`` samples."""
     struct = structure(ds)
+    _need_int(n, "ds.ragged.head")
     return take(ds, struct, np.arange(*slice(n).indices(struct.num_samples), dtype=np.int64))
 
 
 def sample(ds: xr.Dataset, n: int, seed: int | None) -> xr.Dataset:
     """``n`` samples drawn without replacement, in their order."""
     struct = structure(ds)
+    _need_int(n, "ds.ragged.sample")
+    if seed is not None:
+        _need_int(seed, "ds.ragged.sample (seed)")
     if not 0 <= n <= struct.num_samples:
         raise IndexRangeError(
             "ds.ragged.sample",
@@ -60,6 +70,11 @@ def sample(ds: xr.Dataset, n: int, seed: int | None) -> xr.Dataset:
         )
     drawn = np.random.default_rng(seed).choice(struct.num_samples, size=n, replace=False)
     return take(ds, struct, np.sort(drawn).astype(np.int64))
+
+
+def _need_int(value: Any, where: str) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise ArgumentTypeError(where, "a whole number is needed", found=repr(value)[:60])
 
 
 def where(
@@ -193,6 +208,8 @@ def take(ds: xr.Dataset, struct: Structure, positions: IntArray) -> xr.Dataset:
     positions : int64 array, [M]
         In range, any order, repeats allowed.
     """
+    # ``reset_coords`` may have made variables of them.
+    ds = ds.set_coords([n for n in POINTER_NAMES if n in ds.data_vars])
     out_struct = struct.take(positions)
     partition = find_partition(ds, struct)
     out_sizes = None if partition is None else _out_partition(partition, positions, struct)

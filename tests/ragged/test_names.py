@@ -8,6 +8,7 @@ import pytest
 import alchemi_xr
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
+from alchemi_xr.errors import ArgumentTypeError, ConfigError, FieldError, UnknownFieldError
 from alchemi_xr.store.writer import StoreWriter
 
 
@@ -27,8 +28,8 @@ def _write(path, extra: dict, levels: dict, present: dict | None = None) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["num_atoms", "num_edges", "atoms_ptr", "edges_ptr", "sample_row", "sample", "atom", "edge"]
-    + ["xyz", "row", "sample_ptr", "samples_mask"],
+    "num_atoms num_edges atoms_ptr edges_ptr sample_row sample atom edge xyz row sample_ptr "
+    "samples_mask".split(),
 )
 def test_a_field_named_like_a_coordinate_is_shown_under_another_name(tmp_path, name):
     path = _write(tmp_path / "a.zarr", {name: np.array([7, 8, 9])}, {name: "system"})
@@ -65,3 +66,40 @@ def test_a_renamed_field_keeps_its_mask(tmp_path):
     )
     samples = list(alchemi_xr.open_dataset(path).ragged.iter_samples())
     assert ["num_atoms_field" in sample for sample in samples] == [True, False, True]
+
+
+@pytest.mark.parametrize("dims", [{"sample": "s"}, {"atom": "node"}, {"edge": "bond"}])
+def test_a_renamed_dim_is_told_for_its_variables_would_stay_behind(own_path, dims):
+    (dim,) = dims
+    ds = alchemi_xr.open_dataset(own_path).rename(dims)
+    with pytest.raises(FieldError, match=f"expected {dim}"):
+        ds.ragged.isel([0])
+
+
+def test_pointers_made_variables_become_coordinates_again(own_path):
+    ds = alchemi_xr.open_dataset(own_path)
+    chosen = ds.reset_coords().ragged.isel([4, 2])
+    assert "atoms_ptr" in chosen.coords
+    assert chosen.identical(ds.ragged.isel([4, 2]))
+
+
+@pytest.mark.parametrize("chunks", ["0B", "-1MiB"])
+def test_blocks_of_no_bytes_are_refused(own_path, chunks):
+    with pytest.raises(ConfigError, match="no number of bytes"):
+        alchemi_xr.open_dataset(own_path, chunks=chunks)
+
+
+def test_arguments_of_a_wrong_kind_are_told(own_path):
+    with pytest.raises(ArgumentTypeError, match="list of names"):
+        alchemi_xr.open_dataset(own_path, fields=5)
+    with pytest.raises(UnknownFieldError, match="'5'"):
+        alchemi_xr.open_dataset(own_path, fields=[5])
+    ds = alchemi_xr.open_dataset(own_path)
+    for call in (
+        lambda: ds.ragged.head("x"),
+        lambda: ds.ragged.head(1.5),
+        lambda: ds.ragged.sample("x"),
+        lambda: ds.ragged.sample(1, seed="x"),
+    ):
+        with pytest.raises(ArgumentTypeError, match="whole number"):
+            call()
