@@ -16,18 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
-from alchemi_xr.config import option
+from alchemi_xr._typing import IntArray, NDArray, Ptr
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
-from alchemi_xr.plan.plan import Extent, Plan, cut_by_bytes, make_plan, shard_rows
 from alchemi_xr.plan.tasks import PartResult
-from alchemi_xr.store.bulk import FieldLayout
-from alchemi_xr.store.codecs import ZarrWriteConfig
 from alchemi_xr.store.reader import Snapshot
 from alchemi_xr.store.schema import FieldInfo
 
-__all__ = ["Counted", "Gather", "count", "digest", "extent_bytes", "plan_of", "release"]
+__all__ = ["Counted", "Gather", "count", "digest", "release"]
 
 
 @dataclass(frozen=True)
@@ -83,37 +79,6 @@ def digest(*arrays: NDArray) -> str:
     for array in arrays:
         state.update(np.ascontiguousarray(array, dtype=np.int64).data)
     return state.hexdigest()
-
-
-def extent_bytes() -> int:
-    """Bytes of what one task reads: all that are under way hold about ``stream_bytes``."""
-    return max(1 << 16, int(option("stream_bytes")) // 8)
-
-
-def plan_of(
-    num_atoms: IntArray,
-    num_edges: IntArray,
-    layouts: Sequence[FieldLayout],
-    config: ZarrWriteConfig,
-    target: int | None = None,
-) -> Plan:
-    """The plan of samples with these counts; the payload of an extent is its range.
-
-    Raises
-    ------
-    PlanError
-        There is no sample.
-    """
-    width: dict[Level, int] = {"atom": 0, "edge": 0, "system": 16}
-    for layout in layouts:
-        width[layout.level] += layout.to_info().row_bytes
-    sizes = num_atoms * width["atom"] + num_edges * width["edge"] + width["system"]
-    atoms, edges = counts_to_ptr(num_atoms), counts_to_ptr(num_edges)
-    extents = [
-        Extent(b - a, int(atoms[b] - atoms[a]), int(edges[b] - edges[a]), (a, b))
-        for a, b in cut_by_bytes(sizes, target or extent_bytes())
-    ]
-    return make_plan(extents, layouts, shard_rows(layouts, config))
 
 
 class Gather:

@@ -19,12 +19,13 @@ from alchemi_xr._typing import IntArray, NDArray, PathLike
 from alchemi_xr._version import __version__
 from alchemi_xr.data.csr import ptr_to_index
 from alchemi_xr.errors import ConfigError, FieldError
-from alchemi_xr.etl.gather import count, extent_bytes
+from alchemi_xr.etl.gather import count
 from alchemi_xr.etl.maintain import sample_key
 from alchemi_xr.etl.rebuild import How, build_new, kept_config, recipe_of
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.union import unify
 from alchemi_xr.plan.job import check_destination
+from alchemi_xr.plan.plan import extent_bytes
 from alchemi_xr.plan.progress import Progress
 from alchemi_xr.store.codecs import as_config
 from alchemi_xr.store.reader import Snapshot, open_store

@@ -20,16 +20,16 @@ import numpy as np
 from alchemi_xr._typing import BoolArray, IntArray
 from alchemi_xr._version import __version__
 from alchemi_xr.errors import StoreExistsError, StoreNotFoundError
-from alchemi_xr.etl.gather import Counted, Gather, count, digest, plan_of, release
+from alchemi_xr.etl.gather import Counted, Gather, count, digest, release
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.union import unify
 from alchemi_xr.plan.client import Runner, open_runner
 from alchemi_xr.plan.job import Job, Recipe, build, check_destination
+from alchemi_xr.plan.plan import plan_samples
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.store import fs
 from alchemi_xr.store.bulk import FieldLayout
 from alchemi_xr.store.codecs import ZarrArrayConfig, ZarrWriteConfig, as_config
-from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot, open_store
 from alchemi_xr.store.rewrite import clear_unfinished, copy_samples, rewrite
@@ -107,7 +107,7 @@ def recipe_of(
     """
     num_atoms = np.concatenate([store.num_atoms for store in stores])
     num_edges = np.concatenate([store.num_edges for store in stores])
-    plan = plan_of(num_atoms, num_edges, layouts, config)
+    plan = plan_samples(num_atoms, num_edges, layouts, config)
     mask = np.ones(0, np.int64) if samples_mask is None else samples_mask
     fingerprint = plan.fingerprint(
         {
@@ -274,9 +274,9 @@ def build_new(
                     recipe, reader, job, runner, shown, title=recipe.operation, resume=how.resume
                 )
             reports.append(_made(str(path), recipe, folder, resumed=resumed))
-        for (path, _, _), job, done in zip(parts, jobs, there, strict=True):
+        for job, done in zip(jobs, there, strict=True):
             if not done:
-                _put(job, path, overwrite=overwrite)
+                job.publish(overwrite=overwrite)
     return reports
 
 
@@ -315,15 +315,6 @@ def _is_there(path: Path, recipe: Recipe) -> bool:
     with open_store(path) as snapshot:
         schema = snapshot.schema
         return schema.identity == recipe.identity and schema.generation == recipe.generation
-
-
-def _put(job: Job, path: Path, *, overwrite: bool) -> None:
-    """Publish what a job built; a store that is replaced has no writer meanwhile."""
-    if not os.path.lexists(path):
-        fs.publish(job.store, path)
-        return
-    with Lease(locate(path)):
-        fs.publish(job.store, path, overwrite=overwrite)
 
 
 def _total_bytes(path: Path) -> int:

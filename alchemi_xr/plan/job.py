@@ -25,6 +25,7 @@ from alchemi_xr.errors import (
     StoreLockedError,
 )
 from alchemi_xr.plan.client import Runner
+from alchemi_xr.plan.graph import Inputs
 from alchemi_xr.plan.journal import Journal
 from alchemi_xr.plan.plan import Plan
 from alchemi_xr.plan.progress import Progress
@@ -33,6 +34,8 @@ from alchemi_xr.plan.tasks import Reader
 from alchemi_xr.store import fs
 from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig
+from alchemi_xr.store.lease import Lease
+from alchemi_xr.store.locate import locate
 from alchemi_xr.store.reader import open_store
 
 __all__ = ["Job", "Recipe", "build", "check_destination"]
@@ -224,6 +227,22 @@ class Job:
         for partial in fs.partial_files(self.store):
             fs.remove_file(partial)
 
+    def publish(self, *, overwrite: bool = False, keep: bool = False) -> None:
+        """Move the finished store to its destination in one step.
+
+        A store that is replaced has no writer meanwhile; with ``keep`` it stays
+        readable for those who hold it.
+        """
+        if not os.path.lexists(self.destination):
+            fs.publish(self.store, self.destination)
+            return
+        with Lease(locate(self.destination)):
+            if not (keep and overwrite and fs.looks_like_store(self.destination)):
+                fs.publish(self.store, self.destination, overwrite=overwrite)
+                return
+            fs.fsync_tree(self.store)
+            fs.swap(self.store, self.destination, fs.previous_path(self.destination))
+
     def discard(self) -> None:
         """Remove the folder with all that is in it."""
         fs.remove_tree(self.folder)
@@ -300,6 +319,7 @@ def build(
     *,
     title: str,
     resume: bool = True,
+    inputs: Inputs | None = None,
 ) -> bool:
     """Build and commit the store of a job, not published yet; whether it was taken up."""
     if resume and job.is_done(recipe):
@@ -307,7 +327,7 @@ def build(
     writer, journal = job.prepare(recipe, resume=resume)
     resumed = journal.resumed
     with journal:
-        run_plan(recipe.plan, reader, writer, journal, runner, shown, title=title)
+        run_plan(recipe.plan, reader, writer, journal, runner, shown, title=title, inputs=inputs)
     # A worker that was killed in this run leaves half-written files too.
     job.sweep()
     recipe.commit(writer)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from alchemi_xr._typing import Level, NDArray, Ptr
+from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
+from alchemi_xr.config import option
 from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.fields import LEVELS
 from alchemi_xr.errors import PlanError
@@ -29,8 +30,10 @@ __all__ = [
     "Plan",
     "ShardTask",
     "cut_by_bytes",
+    "extent_bytes",
     "format_bytes",
     "make_plan",
+    "plan_samples",
     "presence",
     "shard_rows",
 ]
@@ -262,6 +265,45 @@ def make_plan(
         tuple(counts_to_ptr(np.array([e.samples for e in extents], dtype=np.int64)).tolist()),
         tuple(counts_to_ptr(np.array([e.atoms for e in extents], dtype=np.int64)).tolist()),
     )
+
+
+def extent_bytes() -> int:
+    """Bytes of what one task reads: all that are under way hold about ``stream_bytes``."""
+    return max(1 << 16, int(option("stream_bytes")) // 8)
+
+
+def plan_samples(
+    num_atoms: IntArray,
+    num_edges: IntArray,
+    layouts: Sequence[FieldLayout],
+    config: ZarrWriteConfig,
+    ranges: Sequence[tuple[int, int]] | None = None,
+) -> Plan:
+    """The plan of samples with these counts; the payload of an extent is its range.
+
+    Parameters
+    ----------
+    num_atoms, num_edges : int64 array, [N]
+    layouts : sequence of FieldLayout
+    config : ZarrWriteConfig
+    ranges : sequence of (start, stop), optional
+        Samples of each extent; by default of about ``extent_bytes()``.
+
+    Raises
+    ------
+    PlanError
+        There is no sample.
+    """
+    width: dict[Level, int] = {"atom": 0, "edge": 0, "system": 16}
+    for layout in layouts:
+        width[layout.level] += layout.to_info().row_bytes
+    sizes = num_atoms * width["atom"] + num_edges * width["edge"] + width["system"]
+    atoms, edges = counts_to_ptr(num_atoms), counts_to_ptr(num_edges)
+    extents = [
+        Extent(b - a, int(atoms[b] - atoms[a]), int(edges[b] - edges[a]), (a, b))
+        for a, b in (cut_by_bytes(sizes, extent_bytes()) if ranges is None else ranges)
+    ]
+    return make_plan(extents, layouts, shard_rows(layouts, config))
 
 
 def _shards_of_level(

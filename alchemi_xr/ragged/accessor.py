@@ -234,6 +234,79 @@ class RaggedAccessor:
         sizes = _chunks.resolve_chunks(chunks, struct, rows, here)
         return _chunks.chunk_dataset(self._ds, struct, sizes)
 
+    def to_zarr(
+        self,
+        dst: Any,
+        *,
+        mode: str = "w-",
+        config: Any = None,
+        client: Any = None,
+        compute: bool = True,
+        threads: int | None = None,
+        memory: int | None = None,
+        progress: Any = True,
+        resume: bool = True,
+    ) -> Any:
+        """Write to a store, in bounded memory, in parallel.
+
+        What is still in a store is read block by block, Dask arrays are
+        computed in the same graph, block by block too. The store appears at its
+        place in one step when all is written. Units, presence masks, text,
+        custom variables and (with ``drop_deleted=False``) deletions are kept.
+
+        Parameters
+        ----------
+        dst : path, dict or zarr store
+        mode : {"w-", "w", "a"}
+            ``"w-"`` makes a store; ``"w"`` replaces one too (be it the one that
+            this Dataset reads, which stays readable); ``"a"`` adds the samples
+            to a store that is there: all is computed and checked first, then
+            appended a block at a time, deleted samples left out.
+        config : ZarrWriteConfig, mapping or profile name, optional
+        client : None, int, str, LocalCluster or Client
+            Where it runs: threads here, so many worker processes, or a cluster.
+        compute : bool
+            If False, nothing is written yet: the result has ``describe()`` and
+            ``compute()``.
+        threads : int, optional
+            Threads here, where there is no client.
+        memory : int, optional
+            Bytes that a worker may use; a plan that needs more is refused.
+        progress : bool or Progress
+        resume : bool
+            Take up the same write where it was stopped.
+
+        Returns
+        -------
+        WriteReport or PendingWrite
+
+        Raises
+        ------
+        FieldError, LevelError
+            A variable cannot be a field (it lies along no level, say); it is
+            named, and nothing was written.
+        StoreExistsError, NotAStoreError, PlanError
+
+        Examples
+        --------
+        >>> ds = alchemi_xr.open_dataset("all.zarr")                       # doctest: +SKIP
+        >>> ds.ragged.where(ds.energy < 0).ragged.to_zarr("bound.zarr")    # doctest: +SKIP
+        """
+        from alchemi_xr.ragged.write import to_zarr
+
+        return to_zarr(
+            self._ds,
+            dst,
+            mode=mode,
+            config=config,
+            client=client,
+            compute=compute,
+            threads=threads,
+            memory=memory,
+            progress=progress,
+            resume=resume,
+        )
+
     # -- one by one ------------------------------------------------------
 
     def iter_samples(self, *, max_bytes: int = _samples.READ_BYTES) -> Iterator[xr.Dataset]:
