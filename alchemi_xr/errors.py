@@ -31,6 +31,7 @@ __all__ = [
     "SourceNotFoundError",
     "StaleSnapshotError",
     "StoreClosedError",
+    "StoreConflictError",
     "StoreError",
     "StoreExistsError",
     "StoreLockedError",
@@ -165,6 +166,10 @@ class StoreExistsError(AlchemiError, FileExistsError):
 
 class StoreLockedError(StoreError):
     """Another writer holds the lease; the message names it."""
+
+
+class StoreConflictError(StoreError):
+    """Another writer committed to an Icechunk repository in between."""
 
 
 class StoreClosedError(StoreError):

@@ -21,6 +21,7 @@ from zarr.storage import MemoryStore
 
 __all__ = [
     "Buffer",
+    "buffer_prototype",
     "chunk_rows_of",
     "object_keys",
     "object_rows_of",
@@ -54,6 +55,11 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=text)
         warnings.filterwarnings("ignore", message=".*[Nn]umcodecs codecs.*")
         yield
+
+
+def buffer_prototype() -> Any:
+    """What zarr wants to be told when bytes are read."""
+    return default_buffer_prototype()
 
 
 def to_buffer(data: bytes) -> Buffer:

@@ -119,11 +119,12 @@ class BulkWriter:
         self._session: Session | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not self.place.is_local:
+        place = self.place.for_other_processes()
+        if place.repository is not None:
             raise TypeError(
-                f"{self.place.where}: only a local store can be built by many processes"
+                f"{place.where}: a transaction of Icechunk cannot be written by many processes"
             )
-        return (_open_path, (str(self.place.path),))
+        return (_open_place, (place if place.path is None else str(place.path),))
 
     # -- making it ---------------------------------------------------------
 
@@ -431,8 +432,8 @@ class BulkWriter:
         return replace(self.schema, fields=fields)
 
 
-def _open_path(path: str) -> BulkWriter:
-    return BulkWriter.open(path)
+def _open_place(place: str | Place) -> BulkWriter:
+    return BulkWriter.open(place)
 
 
 def _counts(values: Any, name: str, where: str) -> NDArray:

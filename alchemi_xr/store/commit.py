@@ -43,8 +43,7 @@ class Session:
         if place.path is not None:
             self.store = DurableStore(place.path, read_only=read_only)
         else:
-            assert place.store is not None
-            self.store = place.store
+            self.store = place.current()
         self._arrays: dict[str, zarr.Array[Any]] = {}
 
     def key(self, path: str) -> str:

@@ -1,4 +1,5 @@
-"""Where a store lives: a folder on this machine, or any other Zarr store.
+"""Where a store lives: a folder on this machine, an object store, an Icechunk
+repository, or any other Zarr store.
 
 Readers of a folder hold it by its file descriptor, not by its name: after a
 rewrite has put a new folder under the name they go on reading the old one.
@@ -10,17 +11,21 @@ import asyncio
 import os
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
 from zarr.abc.store import ByteRequest, Store
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath
 
-from alchemi_xr.errors import ConfigError, MissingChunkError, StaleSnapshotError
+from alchemi_xr.errors import ConfigError, MissingChunkError, StaleSnapshotError, StoreError
 from alchemi_xr.store import fs
 from alchemi_xr.store._compat import Buffer
+from alchemi_xr.store.remote import RemoteStore, open_url, scheme_of
+
+if TYPE_CHECKING:
+    from alchemi_xr.store.icechunk import Repository
 
 __all__ = ["DurableStore", "Place", "PinnedStore", "locate"]
 
@@ -41,12 +46,18 @@ class Place:
         Any other store.
     prefix : str
         Path inside that store.
+    repository : Repository, optional
+        The Icechunk repository, when it is kept in one; ``store`` is None then.
+    single_writer : bool
+        The caller answers for it that nobody else writes.
     """
 
     where: str
     path: Path | None = None
     store: Store | None = None
     prefix: str = ""
+    repository: Repository | None = None
+    single_writer: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -56,50 +67,203 @@ class Place:
     def in_memory(self) -> bool:
         return isinstance(self.store, MemoryStore)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether objects are put one by one, and a rewrite cannot be swapped in."""
+        return isinstance(self.store, RemoteStore)
+
     def key(self, name: str) -> str:
         """Key of a document in the store behind this place."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
+    def current(self) -> Store:
+        """The store to read and write, of a place that is no folder."""
+        if self.repository is not None:
+            return self.repository.current()
+        assert self.store is not None
+        return self.store
 
-def locate(store: Any) -> Place:
-    """The address meant by a path, URL, dict, zarr store or StorePath.
+    def for_reading(self) -> Store:
+        """The store as one reader holds it, of a place that is no folder."""
+        if self.repository is not None:
+            return self.repository.reading(self.key("zarr.json"))
+        if isinstance(self.store, RemoteStore):
+            return self.store.for_reading(self.key("zarr.json"))
+        assert self.store is not None
+        return self.store
+
+    def for_other_processes(self, held: Store | None = None) -> Place:
+        """This place as it may be pickled.
+
+        Parameters
+        ----------
+        held : zarr store, optional
+            What a reader holds; of a repository only that snapshot is meant.
+
+        Raises
+        ------
+        TypeError
+            It is in the memory of this process.
+        """
+        if self.path is not None:
+            return self
+        if self.repository is not None and not self.repository.in_memory:
+            snapshot = getattr(held, "snapshot_id", None)
+            repository = self.repository.at(snapshot) if snapshot else self.repository
+            return replace(self, repository=repository)
+        if isinstance(self.store, RemoteStore) and not self.store.is_process_memory:
+            return self
+        raise TypeError(
+            f"{self.where}: a store in the memory of this process cannot be sent to another one; "
+            "write it to a path or a URL first"
+        )
+
+
+def locate(
+    store: Any,
+    *,
+    storage_options: dict[str, Any] | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot: str | None = None,
+    single_writer: bool = False,
+) -> Place:
+    """The address meant by a path, URL, dict, store, repository or StorePath.
+
+    Parameters
+    ----------
+    store : str, Path, dict, zarr store, StorePath, obstore store, Icechunk Repository or Session
+    storage_options : dict, optional
+        For a URL, as fsspec takes them; for ``icechunk:``, as Icechunk does.
+    branch, tag, snapshot : str, optional
+        Which state of an Icechunk repository; by default branch ``main``.
+    single_writer : bool
+        The caller answers for it that nobody else writes meanwhile, where the
+        place itself cannot keep two writers apart.
 
     Raises
     ------
     ConfigError
-        It is none of these.
+        It is none of these, or an option does not go with it.
     """
+    refs = {"branch": branch, "tag": tag, "snapshot": snapshot}
+    place = _locate(store, storage_options, refs)
+    if place.repository is None and any(ref is not None for ref in refs.values()):
+        name = next(name for name, ref in refs.items() if ref is not None)
+        raise ConfigError(
+            place.where,
+            f"{name}= chooses a state of an Icechunk repository, and this is none",
+            mend="give icechunk:<location>, or generation= for an older generation",
+        )
+    return replace(place, single_writer=True) if single_writer else place
+
+
+def _locate(store: Any, options: dict[str, Any] | None, refs: dict[str, str | None]) -> Place:
     if isinstance(store, Place):
         return store
-    if isinstance(store, str) and "://" in store:
-        scheme, _, rest = store.partition("://")
-        if scheme != "file":
-            return Place(store, store=zarr.storage.FsspecStore.from_url(store))
-        store = rest
     if isinstance(store, (str, os.PathLike)):
-        path = Path(os.path.abspath(os.fspath(store)))
-        return Place(str(store), path=path)
+        return _locate_text(store, options, refs)
+    if options:
+        raise ConfigError(
+            str(store),
+            "storage_options go with a URL",
+            found=type(store).__name__,
+            mend="give the URL, or make the store with these options",
+        )
     if isinstance(store, dict):
         memory = MemoryStore(store_dict=store)
         return Place(f"store in memory ({len(store)} keys)", store=memory)
     if isinstance(store, zarr.Group):
         store = store.store_path
+    prefix = ""
     if isinstance(store, StorePath):
-        if isinstance(store.store, LocalStore):
-            path = Path(os.path.abspath(store.store.root)) / store.path
-            return Place(str(path), path=path)
-        return Place(str(store), store=store.store, prefix=store.path)
+        store, prefix = store.store, store.path
+    home = type(store).__module__.partition(".")[0]
+    if home == "icechunk":
+        from alchemi_xr.store.icechunk import locate_icechunk
+
+        return replace(locate_icechunk(store, refs), prefix=prefix)
+    if home == "obstore":
+        store = ObjectStore(store)
     if isinstance(store, LocalStore):
-        path = Path(os.path.abspath(store.root))
+        path = Path(os.path.abspath(store.root)) / prefix
         return Place(str(path), path=path)
+    if isinstance(store, RemoteStore):
+        return Place(store.where, store=store.for_reading("zarr.json"), prefix=prefix)
+    if isinstance(store, (FsspecStore, ObjectStore)):
+        root = _folder_of(store)
+        if root is not None:
+            return Place(str(root / prefix), path=root / prefix)
+        where = _name_of(store) + (f"/{prefix}" if prefix else "")
+        return Place(where, store=RemoteStore(store, where=where), prefix=prefix)
     if isinstance(store, Store):
-        return Place(str(store), store=store)
+        return Place(f"{store}/{prefix}" if prefix else str(store), store=store, prefix=prefix)
     raise ConfigError(
         "store",
         "this is no place for a store",
         found=type(store).__name__,
-        expected="a path, a dict, a Zarr store or a StorePath",
+        expected="a path, a URL, a dict, a Zarr store, an Icechunk repository or a StorePath",
     )
+
+
+def _locate_text(
+    store: str | os.PathLike[str], options: dict[str, Any] | None, refs: dict[str, str | None]
+) -> Place:
+    text = os.fspath(store)
+    if text.startswith("icechunk:"):
+        from alchemi_xr.store.icechunk import locate_location
+
+        return locate_location(text, options, refs)
+    scheme = scheme_of(text)
+    if scheme is not None and "://" not in text:
+        # Path("memory://1") is the relative path "memory:/1": a folder "memory:" would come of it.
+        raise ConfigError(
+            text,
+            "this is a URL that was made a Path, or its text was cut",
+            expected=f"{scheme}://...",
+            mend="give the URL as text, or the store itself; a folder whose name ends with a "
+            "colon is reached by its absolute path",
+        )
+    if scheme in ("file", "local"):
+        text, options = text.partition("://")[2], None
+    elif scheme is not None:
+        return Place(text, store=open_url(text.rstrip("/"), options))
+    if options:
+        raise ConfigError(text, "storage_options go with a URL, and this is a local path")
+    return Place(str(store), path=Path(os.path.abspath(text)))
+
+
+def _folder_of(store: FsspecStore | ObjectStore[Any]) -> Path | None:
+    """The folder behind a store of fsspec or obstore, when it is one."""
+    if isinstance(store, FsspecStore):
+        protocol = store.fs.protocol
+        names = (protocol,) if isinstance(protocol, str) else tuple(protocol)
+        return Path(os.path.abspath(store.path)) if "file" in names else None
+    if type(store.store).__name__ == "LocalStore":
+        prefix = getattr(store.store, "prefix", None)
+        if prefix is None:
+            raise StoreError(
+                str(store), "this obstore LocalStore has no prefix", mend="give the path itself"
+            )
+        return Path(os.path.abspath(prefix))
+    return None
+
+
+def _name_of(store: FsspecStore | ObjectStore[Any]) -> str:
+    """A readable name of a store, without credentials."""
+    if isinstance(store, FsspecStore):
+        protocol = store.fs.protocol
+        scheme = protocol if isinstance(protocol, str) else protocol[0]
+        return f"{scheme}://{store.path.lstrip('/')}"
+    inner = store.store
+    config = getattr(inner, "config", None) or {}
+    bucket = config.get("bucket") or config.get("container_name")
+    prefix = getattr(inner, "prefix", None)
+    kind = type(inner).__name__.removesuffix("Store")
+    if bucket:
+        scheme = {"S3": "s3", "GCS": "gs", "Azure": "az"}.get(kind, kind)
+        return f"{scheme}://{bucket}/{prefix or ''}".rstrip("/")
+    return f"obstore {kind} {prefix or hex(id(inner))}"
 
 
 class DurableStore(LocalStore):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.abc.store import Store
 
 from alchemi_xr._typing import BoolArray, IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
@@ -46,13 +47,26 @@ DEFAULT_BLOCK_BYTES = 64 * 2**20
 _GATHER_CHUNKS = 4
 
 
-def open_store(store: Any, *, generation: int | None = None) -> Snapshot:
+def open_store(
+    store: Any,
+    *,
+    generation: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot: str | None = None,
+) -> Snapshot:
     """The newest committed generation of a store, or an older one that is still there.
 
     Parameters
     ----------
-    store : str, Path, dict, zarr store or StorePath
+    store : str, Path, dict, zarr store, StorePath or Icechunk Repository
+        A path, any URL that fsspec knows, or ``icechunk:<path or URL>``.
     generation : int, optional
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
+    branch, tag, snapshot : str, optional
+        A state of an Icechunk repository; by default the newest of branch ``main``.
 
     Raises
     ------
@@ -65,7 +79,10 @@ def open_store(store: Any, *, generation: int | None = None) -> Snapshot:
     StaleSnapshotError
         The generation asked for is no longer on disk.
     """
-    return Snapshot(read_state(locate(store), generation=generation))
+    place = locate(
+        store, storage_options=storage_options, branch=branch, tag=tag, snapshot=snapshot
+    )
+    return Snapshot(read_state(place, generation=generation))
 
 
 class Snapshot:
@@ -99,6 +116,16 @@ class Snapshot:
     def folder(self) -> Path | None:
         """The folder that is read, when it is one."""
         return None if self._state.pinned is None else self._state.pinned.path
+
+    @property
+    def store(self) -> Store:
+        """The zarr store that is read."""
+        return self._state.store
+
+    @property
+    def snapshot_id(self) -> str | None:
+        """The Icechunk snapshot that is read; None elsewhere."""
+        return getattr(self._state.store, "snapshot_id", None)
 
     @property
     def schema(self) -> StoreSchema:
@@ -524,19 +551,19 @@ class Snapshot:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not self.place.is_local:
-            raise TypeError(f"{self.where}: only a snapshot of a local store can be pickled")
         state = self._state
+        place = self.place.for_other_processes(state.store)
         token = (state.schema.identity, state.schema.generation, state.schema.counts)
-        return (_reopen, (str(self.place.path), token))
+        return (_reopen, (place if place.path is None else str(place.path), token))
 
 
-def _reopen(path: str, token: tuple[str, int, Counts]) -> Snapshot:
+def _reopen(where: str | Place, token: tuple[str, int, Counts]) -> Snapshot:
     identity, generation, counts = token
-    state = read_state(locate(path), generation=generation)
+    place = locate(where)
+    state = read_state(place, generation=generation)
     if state.schema.identity != identity or state.schema.counts != counts:
         raise StaleSnapshotError(
-            path,
+            place.where,
             f"generation {generation}, which this reader held, is no longer on disk",
             mend="open the store again",
         )

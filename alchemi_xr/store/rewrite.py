@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 from alchemi_xr._typing import BoolArray, IntArray, NDArray
 from alchemi_xr.errors import StoreError
 from alchemi_xr.store import fs
-from alchemi_xr.store._compat import object_rows_of, replace_contents
+from alchemi_xr.store._compat import object_rows_of, replace_contents, wait
 from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig
 from alchemi_xr.store.incoming import globalised
@@ -25,7 +25,7 @@ from alchemi_xr.store.locate import Place
 from alchemi_xr.store.reader import Snapshot, open_store
 from alchemi_xr.store.schema import FieldInfo
 
-__all__ = ["clear_unfinished", "copy_samples", "rewrite"]
+__all__ = ["check_rewritable", "clear", "clear_unfinished", "copy_samples", "rewrite"]
 
 _BLOCK_BYTES = 32 * 2**20
 
@@ -64,17 +64,44 @@ def rewrite(
             fs.remove_tree(built)
             raise
         return
-    if not place.in_memory or place.prefix:
-        raise StoreError(
-            place.where,
-            "a store that is no folder cannot be rewritten in place",
-            mend="convert it to a new destination, or use an Icechunk store",
-        )
+    check_rewritable(place)
+    if place.repository is not None:
+        # Read from the snapshot on which the transaction began, write into the transaction.
+        base = Place(place.where, store=place.repository.base(), prefix=place.prefix)
+        with open_store(base) as snapshot:
+            clear(place)
+            copy(snapshot, place)
+        return
     memory = MemoryStore()
     with open_store(place) as snapshot:
         copy(snapshot, Place(place.where, store=memory))
     assert place.store is not None
     replace_contents(place.store, memory)
+
+
+def check_rewritable(place: Place) -> None:
+    """Refuse a place where readers would see two stores mixed while one is rewritten.
+
+    Raises
+    ------
+    StoreError
+    """
+    if place.is_local or place.repository is not None or (place.in_memory and not place.prefix):
+        return
+    raise StoreError(
+        place.where,
+        "a store here cannot be rewritten in place: it could not be replaced in one step",
+        mend="write the result elsewhere with defragment(dest=...), or keep the store in an "
+        "Icechunk repository",
+    )
+
+
+def clear(place: Place) -> None:
+    """Remove a store from a place that is no folder, root document first."""
+    store = place.current()
+    wait(store.delete(place.key("zarr.json")))
+    for part in ("meta", "core", "custom"):
+        wait(store.delete_dir(place.key(part)))
 
 
 def copy_samples(

@@ -27,6 +27,7 @@ from alchemi_xr.errors import (
 from alchemi_xr.store import fs, layout
 from alchemi_xr.store._compat import read_json, wait
 from alchemi_xr.store.locate import PinnedStore, Place
+from alchemi_xr.store.remote import CheckedStore
 from alchemi_xr.store.schema import KEY, TEXT, Counts, FieldInfo, Group, StoreSchema, table_unit
 
 __all__ = ["StoreState", "read_state", "root_attributes"]
@@ -48,8 +49,9 @@ class StoreState:
     samples_mask: BoolArray
 
     @property
-    def pinned(self) -> PinnedStore | None:
-        return self.store if isinstance(self.store, PinnedStore) else None
+    def pinned(self) -> PinnedStore | CheckedStore | None:
+        """The store, when it tells a lost chunk from one of fill."""
+        return self.store if isinstance(self.store, (PinnedStore, CheckedStore)) else None
 
     def open_array(self, path: str) -> zarr.Array[Any]:
         """An array of the store.
@@ -115,9 +117,8 @@ def root_attributes(place: Place, store: Store) -> dict[str, Any]:
 
 
 def _pin(place: Place) -> Store:
-    if place.store is not None:
-        return place.store
-    assert place.path is not None
+    if place.path is None:
+        return place.for_reading()
     try:
         return PinnedStore(place.path)
     except FileNotFoundError:
@@ -228,8 +229,10 @@ def _from_previous(place: Place, generation: int) -> StoreState:
 def _read_ours(
     place: Place, store: Store, schema: StoreSchema, attributes: dict[str, Any]
 ) -> StoreState:
-    if isinstance(store, PinnedStore):
+    if isinstance(store, (PinnedStore, CheckedStore)):
         store.strict = schema.foreign_samples == 0
+    if isinstance(store, CheckedStore):
+        store.identity = schema.identity
     samples = schema.counts.samples
     atoms_ptr = _read_meta(place, store, layout.ATOMS_PTR, samples + 1)
     edges_ptr = _read_meta(place, store, layout.EDGES_PTR, samples + 1)

@@ -26,6 +26,7 @@ from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot, open_store
 from alchemi_xr.store.recover import committed_lengths, leftovers, open_for_writing
+from alchemi_xr.store.remote import absent
 from alchemi_xr.store.rewrite import clear_unfinished, rewrite
 from alchemi_xr.store.schema import StoreSchema
 from alchemi_xr.store.state import root_attributes
@@ -138,7 +139,7 @@ def _torn_arrays(place: Place, report: Report) -> None:
         except Exception as error:
             report.problems.append(f"array {path!r} cannot be opened ({type(error).__name__})")
             continue
-        report.problems += _missing(place, path, object_keys(array, 0, array.shape[0]))
+        report.problems += _missing(place, path, object_keys(array, 0, array.shape[0]), session)
 
 
 def _lengths(snapshot: Snapshot, session: Session, report: Report) -> None:
@@ -167,23 +168,22 @@ def _short_on_purpose(snapshot: Snapshot, path: str) -> bool:
 
 
 def _chunks(snapshot: Snapshot, session: Session, report: Report) -> None:
-    if snapshot.schema.foreign_samples or session.place.path is None:
+    if snapshot.schema.foreign_samples or session.place.in_memory:
         # Other tools leave chunks of fill alone out, so a missing one says nothing.
         return
     for path, rows in committed_lengths(snapshot.schema).items():
         if session.exists(path):
             keys = object_keys(session.array(path), 0, rows)
-            report.problems += _missing(session.place, path, keys)
+            report.problems += _missing(session.place, path, keys, session)
 
 
-def _missing(place: Place, path: str, keys: Iterable[str]) -> list[str]:
-    if place.path is None:
-        return []
-    return [
-        f"chunk {key.removeprefix('c/')!r} of array {path!r} is missing"
-        for key in keys
-        if not os.path.exists(place.path / path / key)
-    ]
+def _missing(place: Place, path: str, keys: Iterable[str], session: Session) -> list[str]:
+    if place.path is not None:
+        lost = [key for key in keys if not os.path.exists(place.path / path / key)]
+    else:
+        full = {place.key(f"{path}/{key}"): key for key in keys}
+        lost = [full[name] for name in absent(session.store, full)]
+    return [f"chunk {key.removeprefix('c/')!r} of array {path!r} is missing" for key in lost]
 
 
 def _row_masks(snapshot: Snapshot, session: Session, report: Report) -> None:

@@ -26,16 +26,17 @@ from alchemi_xr.errors import (
     StoreNotFoundError,
 )
 from alchemi_xr.store import fs, layout
-from alchemi_xr.store._compat import wait
 from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 from alchemi_xr.store.commit import Session
+from alchemi_xr.store.copying import building, check_free, rewrite_to
+from alchemi_xr.store.icechunk import retried
 from alchemi_xr.store.incoming import Incoming, fit, globalised, receive
 from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot
 from alchemi_xr.store.recover import Opened, open_for_writing
-from alchemi_xr.store.rewrite import rewrite
+from alchemi_xr.store.rewrite import check_rewritable, rewrite
 from alchemi_xr.store.schema import Counts, FieldInfo, StoreSchema
 
 __all__ = ["StoreWriter"]
@@ -46,15 +47,34 @@ class StoreWriter:
 
     Parameters
     ----------
-    store : str, Path, dict, zarr store or StorePath
+    store : str, Path, dict, zarr store, StorePath or Icechunk Repository
+        A path, any URL that fsspec knows, or ``icechunk:<path or URL>``.
     config : ZarrWriteConfig, mapping or profile name, optional
         Acts where an array is made.
     lock_timeout : float
         Seconds to wait when another writer holds the lease.
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
+    branch : str, optional
+        Branch of an Icechunk repository; by default ``main``.
+    single_writer : bool
+        You answer for it that nobody else writes, where the place itself cannot
+        keep two writers apart.
     """
 
-    def __init__(self, store: Any, config: Any = None, *, lock_timeout: float = 0.0) -> None:
-        self.place: Place = locate(store)
+    def __init__(
+        self,
+        store: Any,
+        config: Any = None,
+        *,
+        lock_timeout: float = 0.0,
+        storage_options: dict[str, Any] | None = None,
+        branch: str | None = None,
+        single_writer: bool = False,
+    ) -> None:
+        self.place: Place = locate(
+            store, storage_options=storage_options, branch=branch, single_writer=single_writer
+        )
         self.config: ZarrWriteConfig = as_config(config)
         self.lock_timeout = lock_timeout
         self._opened: Opened | None = None
@@ -94,6 +114,7 @@ class StoreWriter:
 
     # -- write -------------------------------------------------------------
 
+    @retried()
     def write(
         self, block: Block, *, overwrite: bool = False, provenance: dict[str, Any] | None = None
     ) -> None:
@@ -125,15 +146,16 @@ class StoreWriter:
                 mend="give at least one sample",
             )
         incoming = receive(block, where=self.where)
+        if self.place.repository is not None:
+            self.place.repository.create()
         self._check_free(overwrite=overwrite)
         with self._lease():
             if self.place.path is not None:
                 fs.finish_swap(self.place.path)
             self._check_free(overwrite=overwrite)
             if self.place.path is None:
-                if overwrite:
-                    self._clear()
-                self._build(self.place, block, incoming, provenance)
+                with building(self.place, overwrite=overwrite):
+                    self._build(self.place, block, incoming, provenance)
                 return
             path = self.place.path
             built = fs.unfinished_path(path)
@@ -155,12 +177,7 @@ class StoreWriter:
             if overwrite:
                 mend = "a folder that is no store is not replaced; move it away yourself"
             raise StoreExistsError(self.where, "already exists", mend=mend)
-        session = Session(self.place)
-        if not overwrite and wait(session.store.exists(session.key("zarr.json"))):
-            raise StoreExistsError(self.where, "already exists", mend=mend)
-
-    def _clear(self) -> None:
-        wait(Session(self.place).store.delete_dir(self.place.prefix))
+        check_free(self.place, overwrite=overwrite)
 
     def _build(
         self,
@@ -192,6 +209,7 @@ class StoreWriter:
 
     # -- append ------------------------------------------------------------
 
+    @retried()
     def append(self, block: Block) -> None:
         """Add samples at the end.
 
@@ -330,6 +348,7 @@ class StoreWriter:
 
     # -- fields ------------------------------------------------------------
 
+    @retried()
     def add_custom(self, name: str, values: Any, level: str, *, unit: str | None = None) -> None:
         """Add a field of your own over all samples, deleted ones included.
 
@@ -390,6 +409,7 @@ class StoreWriter:
 
     # -- deletion ----------------------------------------------------------
 
+    @retried(positions=True)
     def delete(self, indices: Any) -> None:
         """Mark samples as deleted; their data stays and ``undelete`` brings them back.
 
@@ -405,6 +425,7 @@ class StoreWriter:
         """
         self._mark(indices, alive=False)
 
+    @retried(positions=True)
     def undelete(self, indices: Any) -> None:
         """Take deletions back; positions as in :meth:`delete`."""
         self._mark(indices, alive=True)
@@ -436,7 +457,14 @@ class StoreWriter:
 
     # -- rewrite -----------------------------------------------------------
 
-    def defragment(self, config: Any = None) -> None:
+    @retried()
+    def defragment(
+        self,
+        config: Any = None,
+        *,
+        dest: Any = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
         """Rewrite the store without its deleted samples.
 
         A new store is built beside it, in pieces of bounded memory, and put in
@@ -447,8 +475,22 @@ class StoreWriter:
         ----------
         config : ZarrWriteConfig, mapping or profile name, optional
             New chunks and codecs; they stay.
+        dest : path, URL or store, optional
+            Write the result there, where nothing is, and leave this store as it
+            is. An object store needs it: it cannot replace a store in one step.
+        storage_options : dict, optional
+            For ``dest``.
+
+        Raises
+        ------
+        StoreError
+            The store is in an object store, and there is no ``dest``.
         """
         chosen = self.config if config is None else as_config(config)
+        if dest is not None:
+            rewrite_to(self.place, dest, chosen, storage_options=storage_options)
+            return
+        check_rewritable(self.place)
         with self.rewriting():
             rewrite(self.place, chosen)
         if config is not None:
