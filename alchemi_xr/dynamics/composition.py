@@ -44,6 +44,7 @@ def compose(left: Any, right: Any) -> FusedStage:
 def _inherit(fused: FusedStage, right: FusedStage, *, shift: int) -> FusedStage:
     """What a fused right operand had of its own, where the left had nothing."""
     fused._take_hooks_of(right)
+    fused._bookkeeping = {**right._bookkeeping, **fused._bookkeeping}
     for position, (code, _) in enumerate(right.sub_stages):
         if code in right.reprime_codes:
             fused.reprime_codes |= {shift + position}
@@ -76,6 +77,7 @@ def run_inflight(
     finally:
         stage.step_count = fused.step_count
         stage.done = fused.done
+        stage.active_batch = fused.active_batch
 
 
 def check_sub_stages(sub_stages: Sequence[tuple[int, BaseDynamics]]) -> None:

@@ -161,6 +161,14 @@ class HostMemory(DataSink):
     def zero(self) -> None:
         self._blocks, self._count = [], 0
 
+    def held(self) -> list[Block]:
+        """What it holds now, not copied; `hold` goes back to it."""
+        return list(self._blocks)
+
+    def hold(self, blocks: list[Block]) -> None:
+        """Hold these and nothing else."""
+        self._blocks, self._count = list(blocks), sum(block.num_samples for block in blocks)
+
 
 class _Preallocated(DataSink):
     """A buffer allocated once, on any device; `GPUBuffer` is the one that is offered."""
@@ -310,9 +318,16 @@ class ZarrData(DataSink):
         return self._committed + len(self._pending)
 
     def _write(self, batch: Batch) -> None:
+        before = self._pending.held()
         self._pending.write(batch)
-        if len(self._pending) >= self.flush_every:
+        if len(self._pending) < self.flush_every:
+            return
+        try:
             self.flush()
+        except Exception:
+            # The caller still has this batch and may try again: it must not come twice.
+            self._pending.hold(before)
+            raise
 
     def flush(self) -> None:
         """Commit what was gathered."""

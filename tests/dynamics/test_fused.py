@@ -227,6 +227,30 @@ def test_all_ways_of_adding(kit):
         assert fused.exit_status == 4
 
 
+def test_a_fused_right_operand_keeps_its_bookkeeping(kit):
+    model = kit.SpringModel()
+    a, b, c = (DemoDynamics(model, n_steps=1) for _ in range(3))
+    right = b + c
+    right.register_bookkeeping_key("mine", lambda batch: torch.full((batch.num_graphs, 1), 3))
+    batch = kit.systems([1, 2])
+    (a + right).run(batch)
+    assert batch["mine"].reshape(-1).tolist() == [3, 3]
+
+
+def test_a_freeze_that_stages_share_holds_in_each(kit):
+    from alchemi_xr.dynamics.hooks import FreezeAtomsHook
+
+    hook = FreezeAtomsHook(mask_key="held")
+    a, b = (Shift(kit.SpringModel(), n_steps=1, hooks=[hook]) for _ in range(2))
+    batch = kit.systems([2, 2])
+    batch["status"] = torch.tensor([[0], [1]])
+    batch.set("held", torch.tensor([True, False, True, False]), level="atom")
+    start = batch["positions"].clone()
+    (a + b).step(batch)
+    moved = (batch["positions"] - start).sum(dim=1)
+    torch.testing.assert_close(moved, torch.tensor([0.0, 3.0, 0.0, 3.0]).double())
+
+
 def test_a_run_of_the_whole_leaves_the_parts_as_they_were(kit):
     model = kit.SpringModel()
     a, b = shrink(model, 0.1, n_steps=3), DemoDynamics(model, n_steps=2)

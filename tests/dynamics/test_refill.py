@@ -229,6 +229,17 @@ def test_results_of_an_earlier_run_start_anew(kit):
     assert sink.read()["steps"].reshape(-1).tolist() == [3, 3, 3]
 
 
+def test_the_active_batch_of_a_stage_is_not_run_twice(kit):
+    samples = [kit.atoms(2, i) for i in range(3)]
+    sink = HostMemory(9)
+    sampler = SizeAwareSampler(kit.ListDataset(samples), max_batch_size=2)
+    stage = DemoDynamics(kit.SpringModel(), n_steps=2, sampler=sampler, sinks=[sink])
+    stage.active_batch = stage.admit(sampler.build_initial_batch())
+    assert stage.run() is None
+    assert stage.active_batch is None
+    assert sorted(sink.read()["dataset_index"].reshape(-1).tolist()) == [0, 1, 2]
+
+
 # ------------------------------------------------------------------ one check
 
 

@@ -158,6 +158,25 @@ def test_zarr_data_continues_an_existing_store(kit, tmp_path):
     assert len(ZarrData(path)) == 3
 
 
+def test_a_commit_that_failed_can_be_tried_again(kit, tmp_path, monkeypatch):
+    """What the sink refused it does not keep: a second try is not a second copy."""
+    from alchemi_xr.store.writer import StoreWriter
+
+    sink = ZarrData(tmp_path / "results.zarr", flush_every=3)
+    sink.write(numbered(kit, [2, 3]))
+
+    def fail(self, *args, **kwargs):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "write", fail)
+        with pytest.raises(OSError, match="disk full"):
+            sink.write(numbered(kit, [1], start=2))
+    assert len(sink) == 2
+    sink.write(numbered(kit, [1], start=2))
+    assert sink.read()["tag"].reshape(-1).tolist() == [0, 1, 2]
+
+
 def test_zarr_data_groups_writes_into_commits(kit, tmp_path):
     from alchemi_xr.store.reader import open_store
 

@@ -72,6 +72,7 @@ class FreezeAtomsHook:
         self.zero_velocities = zero_velocities
         self.mask_key = mask_key
         self.stage = stage
+        # Kept to the next step: stages may share the hook, and each puts its own atoms back.
         self._saved: Tensor | None = None
 
     def _runs_on_stage(self, stage: Enum) -> bool:
@@ -89,8 +90,6 @@ class FreezeAtomsHook:
             batch["velocities"].masked_fill_(frozen, 0.0)
         if self.zero_forces and "forces" in batch:
             batch["forces"].masked_fill_(frozen, 0.0)
-        if stage is DynamicsStage.AFTER_POST_UPDATE:
-            self._saved = None
 
     def frozen(self, batch: Batch) -> Tensor:
         """The atoms it holds, bool [V].
