@@ -7,6 +7,7 @@ ends.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from alchemi_xr.data.datapipes.dataset import compose_batch
 from alchemi_xr.data.datapipes.orders import cut, cut_lists, epoch_order
 from alchemi_xr.data.datapipes.prefetch import FUSED_QUEUE, THREAD_PREFIX
 from alchemi_xr.data.datapipes.streams import Staged, make_streams
-from alchemi_xr.errors import ConfigError
+from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
 __all__ = ["DataLoader"]
 
@@ -97,8 +98,21 @@ class DataLoader:
                 "batch_sampler excludes sampler and shuffle",
                 mend="give the order to the batch_sampler itself",
             )
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "load_batches"):
+            raise ArgumentTypeError(
+                "DataLoader",
+                "reads a dataset",
+                found=type(dataset).__name__,
+                expected="Dataset, InMemoryDataset or MultiDataset",
+                mend="wrap a reader first: DataLoader(Dataset(reader))",
+            )
+        for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+            if given is not None and not isinstance(given, Iterable):
+                raise ArgumentTypeError(
+                    "DataLoader", f"{name} gives no indices", found=type(given).__name__
+                )
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = operator.index(batch_size)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.sampler = sampler
@@ -343,5 +357,11 @@ def _noting(
 
 
 def _at_least(name: str, value: int, least: int) -> None:
+    try:
+        operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(
+            "DataLoader", f"{name} is no whole number", found=repr(value)[:60], expected=">= 0"
+        ) from None
     if value < least:
         raise ConfigError("DataLoader", f"{name} is too small", found=value, expected=f">= {least}")

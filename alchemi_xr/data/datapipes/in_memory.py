@@ -15,7 +15,7 @@ from alchemi_xr.data.datapipes.prefetch import Loaded, PrefetchingDataset, batch
 from alchemi_xr.data.datapipes.streams import Staged, on_stream, record_event, resolve_device
 from alchemi_xr.data.datapipes.validate import match_dtypes, validate_batch
 from alchemi_xr.data.transforms import Compose
-from alchemi_xr.errors import ConfigError
+from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
 __all__ = ["InMemoryDataset"]
 
@@ -61,6 +61,13 @@ class InMemoryDataset(PrefetchingDataset):
                 "InMemoryDataset",
                 "Pass exactly one of in_memory_batch and reader",
                 found="none" if reader is None else "both",
+            )
+        if in_memory_batch is not None and not isinstance(in_memory_batch, Batch):
+            raise ArgumentTypeError(
+                "InMemoryDataset",
+                "in_memory_batch is no Batch",
+                found=type(in_memory_batch).__name__,
+                mend="Batch.from_data_list(samples), or reader=... for a reader",
             )
         self.target_device = None if device is None else resolve_device(device)
         transform = compose_batch(batch_transforms, name="batch_transforms")

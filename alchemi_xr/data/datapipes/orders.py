@@ -6,12 +6,14 @@ whole numbers and resuming costs nothing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from alchemi_xr._typing import IntArray
+from alchemi_xr.errors import IndexRangeError
 
 __all__ = ["cut", "cut_lists", "epoch_order"]
 
@@ -46,7 +48,13 @@ def cut_lists(indices: Iterable[Any], size: int, *, drop_last: bool) -> Iterator
     """Batches of any sampler's indices, drawn as they are needed."""
     batch: list[int] = []
     for index in indices:
-        batch.append(int(index))
+        try:
+            # A fraction is a slip, not an index to be cut off.
+            batch.append(operator.index(index))
+        except TypeError:
+            raise IndexRangeError(
+                "sampler", "gave what is no index", found=repr(index)[:60], expected="whole numbers"
+            ) from None
         if len(batch) == size:
             yield batch
             batch = []

@@ -21,7 +21,14 @@ from alchemi_xr.data.atomic_data import AtomicData
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.datapipes.streams import Staged
-from alchemi_xr.errors import ConfigError, FieldError, StoreClosedError, StoreError
+from alchemi_xr.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    FieldError,
+    IndexRangeError,
+    StoreClosedError,
+    StoreError,
+)
 
 __all__ = ["THREAD_PREFIX", "Loaded", "PrefetchingDataset", "batch_tensors"]
 
@@ -89,6 +96,10 @@ class PrefetchingDataset(ABC):
     """
 
     def __init__(self, *, num_workers: int = 2) -> None:
+        if not isinstance(num_workers, int):
+            raise ArgumentTypeError(
+                type(self).__name__, "num_workers is no whole number", found=repr(num_workers)
+            )
         if num_workers < 0:
             raise ConfigError(
                 type(self).__name__, "num_workers is negative", found=num_workers, expected=">= 0"
@@ -123,7 +134,15 @@ class PrefetchingDataset(ABC):
 
     def __getitem__(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
         """One sample on the device, and its metadata; waits for its prefetch if any."""
-        position = self._positions([index])[0]
+        found = self._positions([index])
+        if len(found) != 1:
+            raise IndexRangeError(
+                type(self).__name__,
+                "takes one index",
+                found=f"{len(found)} indices",
+                mend="get_batch(indices) gives several samples as one Batch",
+            )
+        position = found[0]
         pending = self._samples.pop(position, None)
         if pending is None:
             return self._load([position], None).wait().sample(0)

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from alchemi_xr.errors import ArgumentTypeError
+from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
 __all__ = ["Staged", "make_streams", "on_stream", "resolve_device"]
 
@@ -87,6 +87,8 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     ------
     ArgumentTypeError
         Neither a string nor a ``torch.device``.
+    ConfigError
+        Torch does not know it, or it is not there.
     """
     if device is None or (isinstance(device, str) and device == "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,4 +99,21 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             found=type(device).__name__,
             expected="a string, a torch.device or None",
         )
-    return torch.device(device)
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            "device",
+            "is not known to torch",
+            found=repr(device),
+            expected="'cpu', 'cuda', 'cuda:0', 'auto' …",
+        ) from error
+    count = torch.cuda.device_count() if found.type == "cuda" else 1
+    if found.type == "cuda" and (found.index or 0) >= count:
+        raise ConfigError(
+            "device",
+            f"{found} is not there",
+            found=f"{count} CUDA devices",
+            mend="device='auto' takes a GPU where there is one, else the CPU",
+        )
+    return found

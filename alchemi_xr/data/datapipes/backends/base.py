@@ -19,7 +19,14 @@ from alchemi_xr._typing import Level
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.fields import canonical_level, level_of, resolve
-from alchemi_xr.errors import ArgumentTypeError, FieldError, StoreError, UnknownFieldError, nearest
+from alchemi_xr.errors import (
+    ArgumentTypeError,
+    FieldError,
+    IndexRangeError,
+    StoreError,
+    UnknownFieldError,
+    nearest,
+)
 
 __all__ = ["RawSample", "Reader", "Tensors", "as_reader"]
 
@@ -115,7 +122,15 @@ class Reader(ABC):
         ------
         IndexRangeError
         """
-        return self.read_many([index])[0]
+        found = self.read_many([index])
+        if len(found) != 1:
+            raise IndexRangeError(
+                self.where,
+                "read takes one index",
+                found=f"{len(found)} indices",
+                mend="read_many(indices) gives several samples",
+            )
+        return found[0]
 
     def read_many(self, indices: Sequence[int]) -> list[RawSample]:
         """Tensors and metadata of several samples, in the order asked for.

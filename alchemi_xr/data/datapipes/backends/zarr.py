@@ -264,14 +264,23 @@ class AtomicDataZarrReader(Reader):
     def read_batches(
         self, lists: Sequence[Sequence[int]], fields: Sequence[str] | None = None
     ) -> list[Batch]:
-        lengths = [len(indices) for indices in lists]
+        try:
+            lengths = [len(indices) for indices in lists]
+            arrays = [
+                np.asarray(indices).reshape(length)
+                for indices, length in zip(lists, lengths, strict=True)
+            ]
+        except (TypeError, ValueError):
+            # Nested lists and the like; the reader below says what is wrong with the rest.
+            arrays = [np.asarray(self._positions(indices)) for indices in lists]
+            lengths = [len(indices) for indices in arrays]
         if 0 in lengths:
             raise FieldError(
                 self.where, "no sample to read", found="an empty list of indices", expected="some"
             )
         if not lists:
             return []
-        block = self.read_block(np.concatenate([np.asarray(i) for i in lists]), fields)
+        block = self.read_block(np.concatenate(arrays), fields)
         stops = np.cumsum(lengths)
         # Windows of one read: only the edges are copied, to be made batch-global.
         parts = (
