@@ -9,7 +9,7 @@ from typing import Any
 from alchemi_xr._typing import PathLike
 from alchemi_xr._version import __version__
 from alchemi_xr.data.fields import FIELDS
-from alchemi_xr.errors import ConfigError, SourceError
+from alchemi_xr.errors import AlchemiError, ConfigError, SourceError
 from alchemi_xr.etl.inputs import expand, find_source
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.source import Mapper, Scan, Source
@@ -47,6 +47,18 @@ class Request:
             raise ConfigError(
                 "nonfinite", "not known", found=nonfinite, expected="keep, quarantine"
             )
+        if units is not None and not (
+            isinstance(units, Mapping) and all(isinstance(v, str) for v in units.values())
+        ):
+            raise ConfigError(
+                "units", "no mapping of field to unit", found=repr(units), expected='{"a": "eV"}'
+            )
+        if max_force is not None and (
+            isinstance(max_force, bool) or not isinstance(max_force, (int, float)) or max_force <= 0
+        ):
+            raise ConfigError(
+                "max_force", "no force in eV/Å", found=repr(max_force), expected="> 0"
+            )
         self.raises = on_error == "raise"
         self.paths = expand(src)
         self.kind, self.paths, strangers = find_source(self.paths, format, strict=self.raises)
@@ -70,8 +82,24 @@ class Request:
         options: dict[str, Any] = {"names": self.names, **self.options}
         if spool is not None and self.kind.__name__ == "ExtxyzSource":
             options["spool"] = spool
-        self.source = self.kind(self.paths, **options)
-        self.scan = self.source.scan(mapper)
+        try:
+            self.source = self.kind(self.paths, **options)
+        except TypeError as error:
+            raise ConfigError(
+                "options",
+                f"the source {self.kind.name!r} does not take them ({error})",
+                found=sorted(self.options),
+            ) from error
+        try:
+            self.scan = self.source.scan(mapper)
+        except OSError as error:
+            if isinstance(error, AlchemiError):
+                raise
+            raise SourceError(
+                error.filename or self.paths[0],
+                f"cannot be read ({error.strerror or error})",
+                mend="check that it is there and may be read",
+            ) from error
         self.scan.rejects[:0] = self.unknown
         self.scan.records += len(self.unknown)
         if self.scan.rejects and self.raises:
@@ -112,6 +140,12 @@ class Request:
             if layout.group == "core" and layout.unit and layout.name not in self.transform.factors
         ]
         notes = list(self.scan.notes)
+        # A slip in energy_key= would silently leave another energy, or none.
+        notes += [
+            f"no record has {key!r}, which was to be {field}"
+            for key, field in self.names.mapping.items()
+            if key not in self.scan.keys
+        ]
         if assumed:
             notes.append("units taken as they stand: " + ", ".join(assumed))
         for name, unit in self.asked["units"].items():  # type: ignore[union-attr]

@@ -211,6 +211,37 @@ def test_options_of_a_wrong_kind_are_named(tmp_path, options):
             NameMap.make(**options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"units": "eV"},
+        {"units": {"energy": 5}},
+        {"max_force": "x"},
+        {"max_force": -1},
+        {"options": {"nope": 1}},
+    ],
+)
+def test_options_of_a_wrong_kind_leave_nothing(tmp_path, options):
+    (name,) = options
+    refused(tmp_path, frame("energy=1"), name, **options)
+
+
+def test_a_key_that_no_record_has_is_said(tmp_path):
+    report, _ = converted(tmp_path, frame("energy=1"), energy_key="REF_energy")
+    assert "no record has 'REF_energy', which was to be energy" in report.notes
+
+
+def test_a_file_that_may_not_be_read_is_told(tmp_path, monkeypatch):
+    import alchemi_xr.etl.frame_index as index
+
+    def forbidden(*_, **__):
+        raise PermissionError(13, "Permission denied", "in.xyz")
+
+    # A test that runs as root may read everything, so the refusal is made.
+    monkeypatch.setattr(index, "open", forbidden, raising=False)
+    refused(tmp_path, frame(), "in.xyz: cannot be read .Permission denied")
+
+
 def test_reasons_with_line_separators_survive_journal_and_quarantine(tmp_path):
     reject = Reject("a\u2028b.xyz", 0, "found 'a\u2028b\x85c', expected an atom count", sample=0)
     Quarantine(tmp_path / "q.jsonl").write([reject])
