@@ -28,8 +28,20 @@ def _write(path, extra: dict, levels: dict, present: dict | None = None) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    "num_atoms num_edges atoms_ptr edges_ptr sample_row sample atom edge xyz row sample_ptr "
-    "samples_mask".split(),
+    [
+        "num_atoms",
+        "num_edges",
+        "atoms_ptr",
+        "edges_ptr",
+        "sample_row",
+        "sample",
+        "atom",
+        "edge",
+        "xyz",
+        "row",
+        "sample_ptr",
+        "samples_mask",
+    ],
 )
 def test_a_field_named_like_a_coordinate_is_shown_under_another_name(tmp_path, name):
     path = _write(tmp_path / "a.zarr", {name: np.array([7, 8, 9])}, {name: "system"})
