@@ -239,8 +239,12 @@ def open_executor(workers: Any, folder: CampaignFolder, token: str, *, device: s
     if isinstance(workers, str) or hasattr(workers, "scheduler_address"):
         try:
             client = Client(workers, timeout=10, set_as_default=False)
-        except OSError as error:
-            raise ConfigError("workers", f"no scheduler answers at {workers!r}") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "workers",
+                f"no scheduler answers at {workers!r} ({error})",
+                mend="give the address that the scheduler prints, or a number of workers",
+            ) from error
         return _of_client(client, folder, token, [client.close])
     raise ConfigError(
         "workers",

@@ -243,8 +243,15 @@ class CampaignFolder:
         CampaignError
             Another process drives it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / "lock").open("a+", encoding="utf-8")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise CampaignError(
+                str(self.path),
+                f"no campaign can be kept there ({error.strerror})",
+                mend="give directory= a folder where you may write",
+            ) from error
         for attempt in range(_LOCK_TRIES):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -136,7 +136,8 @@ def failure_limit(max_failures: float | int | None, total: int) -> int | None:
     """
     if max_failures is None:
         return None
-    if isinstance(max_failures, bool) or max_failures < 0:
+    number = isinstance(max_failures, (int, float)) and not isinstance(max_failures, bool)
+    if not number or not max_failures >= 0:
         raise ConfigError(
             "max_failures", "wrong value", found=max_failures, expected="0.0 to 1.0, or a count"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from alchemi_xr.data.datapipes import AtomicDataZarrReader, Dataset
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.data.segment import segment_reduce
 from alchemi_xr.dynamics import BaseDynamics, FusedStage, SizeAwareSampler
-from alchemi_xr.errors import CampaignError
+from alchemi_xr.errors import CampaignError, ConfigError
 from alchemi_xr.store.reader import open_store
 
 if TYPE_CHECKING:
@@ -81,7 +82,15 @@ def save_spec(folder: Path, spec: Spec) -> str:
     """
     token = f"{time.time_ns():x}-{os.getpid():x}"
     partial = folder / f"spec.{token}.tmp"
-    partial.write_bytes(cloudpickle.dumps((token, spec)))
+    try:
+        data = cloudpickle.dumps((token, spec))
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+        raise ConfigError(
+            "stages",
+            f"cannot be sent to a worker ({error})",
+            mend="build models, locks and files inside the function, not around it",
+        ) from error
+    partial.write_bytes(data)
     partial.replace(folder / "spec.pkl")
     return token
 
