@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -19,6 +20,7 @@ from alchemi_xr.campaign.results import CampaignFolder
 from alchemi_xr.campaign.state import CampaignState, Unit, failure_limit, plan_units
 from alchemi_xr.errors import CampaignError, ConfigError, StoreExistsError
 from alchemi_xr.plan.progress import Progress, open_progress
+from alchemi_xr.store.codecs import as_config
 from alchemi_xr.store.fs import looks_like_store
 from alchemi_xr.store.reader import Snapshot, open_store
 
@@ -127,10 +129,17 @@ class Campaign:
             ("trajectory_every", trajectory_every),
             ("max_attempts", max_attempts),
         ]:
-            if value is not None and (isinstance(value, bool) or value < 1):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1
+            ):
                 raise ConfigError("Campaign", name, found=value, expected="at least 1")
         if device not in ("auto", "cpu", "cuda"):
             raise ConfigError("Campaign", "device", found=device, expected="auto, cpu or cuda")
+        if max_force is not None and (
+            isinstance(max_force, bool) or not isinstance(max_force, (int, float)) or max_force <= 0
+        ):
+            raise ConfigError("Campaign", "max_force", found=max_force, expected="a force in eV/Å")
+        as_config(config)  # refuses a wrong one now, not when all is computed
         failure_limit(max_failures, 1)  # refuses a wrong one now, not on the cluster
         self.source = Path(os.fspath(source))
         self.stages = stages
@@ -172,6 +181,7 @@ class Campaign:
             Results (or trajectory) are there and are not of this campaign.
         """
         source = open_store(str(self.source))
+        self._refuse_overlap()
         folder = CampaignFolder(self.directory)
         self._refuse_foreign(folder)
         folder.acquire()
@@ -181,6 +191,32 @@ class Campaign:
             folder.release()
 
     # ------------------------------------------------------------------------------------ parts
+
+    def _refuse_overlap(self) -> None:
+        """Source, results, trajectory and campaign folder lie apart, links followed."""
+        places = {
+            "source": self.source,
+            "results": self.results,
+            "trajectory": self.trajectory,
+            "directory": self.directory,
+        }
+        real = {name: Path(os.path.realpath(p)) for name, p in places.items() if p is not None}
+        for (one, first), (other, second) in itertools.combinations(real.items(), 2):
+            if first == second or first in second.parents or second in first.parents:
+                raise ConfigError(
+                    "Campaign",
+                    f"{one} and {other} overlap",
+                    found=f"{places[one]} and {places[other]}",
+                    mend="give each a path of its own; a campaign never changes its source",
+                )
+        for name in ("results", "trajectory"):
+            if name in real:
+                inside = next(filter(looks_like_store, real[name].parents), None)
+                if inside is not None:
+                    raise ConfigError("Campaign", f"{name} lies inside the store {inside}")
+                if places[name].is_symlink():
+                    # The store that the link leads to is meant, not the link.
+                    setattr(self, name, real[name])
 
     def _refuse_foreign(self, folder: CampaignFolder) -> None:
         """Nothing that is not this campaign's own is ever replaced."""
@@ -199,8 +235,9 @@ class Campaign:
                     "already exists, and there is no campaign to go on with",
                     mend="give another path, or overwrite=True",
                 )
-        if folder.path.exists() and not folder.exists and any(folder.path.iterdir()):
-            inside = {p.name for p in folder.path.iterdir()} - {"lock", "units"}
+        if folder.path.is_dir() and not folder.exists:
+            # Hidden: a document that another driver is just writing.
+            inside = {p.name for p in folder.path.iterdir() if p.name[0] != "."} - {"lock", "units"}
             if inside:
                 raise CampaignError(
                     str(folder.path),
