@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import google_crc32c
 import numpy as np
 import zarr
 from zarr.abc.store import Store
@@ -23,6 +24,7 @@ __all__ = [
     "Buffer",
     "buffer_prototype",
     "chunk_rows_of",
+    "crc32c",
     "object_keys",
     "object_rows_of",
     "quiet",
@@ -135,6 +137,13 @@ def replace_contents(target: Store, source: Store) -> None:
     for key in [key for key in held if key not in fresh]:
         del held[key]
     held.update(fresh)
+
+
+def crc32c(data: bytes | bytearray | memoryview) -> bytes:
+    """Checksum as the crc32c codec puts it behind a chunk."""
+    # It takes no memoryview.
+    value: int = google_crc32c.value(np.frombuffer(data, np.uint8))
+    return value.to_bytes(4, "little")
 
 
 def text_array(values: Any) -> np.ndarray[Any, Any]:

@@ -30,7 +30,7 @@ from alchemi_xr.errors import (
     nearest,
 )
 from alchemi_xr.store import fs, layout
-from alchemi_xr.store._compat import object_keys, object_rows_of, wait
+from alchemi_xr.store._compat import wait
 from alchemi_xr.store.codecs import DEFAULT_CHUNK_ROWS, ZarrWriteConfig, as_config
 from alchemi_xr.store.commit import Session, row_mask
 from alchemi_xr.store.locate import Place, locate
@@ -250,7 +250,7 @@ class BulkWriter:
     def session(self) -> Session:
         """This process's access to the files."""
         if self._session is None:
-            self._session = Session(self.place)
+            self._session = Session(self.place, at_once=True)
         return self._session
 
     @property
@@ -279,10 +279,9 @@ class BulkWriter:
         paths = [i.path for i in self.schema.fields.values() if i.level == level]
         if level == "system":
             paths += [i.present_path for i in self.schema.fields.values() if i.holes]
-        arrays = [self.session.array(path) for path in paths]
-        if not arrays:
+        if not paths:
             return DEFAULT_CHUNK_ROWS[level]
-        return math.lcm(*(object_rows_of(a) for a in arrays))
+        return math.lcm(*(self.session.unit(path) for path in paths))
 
     def write_rows(self, name: str, start: int, values: NDArray) -> None:
         """Write the rows of a field from ``start`` on; may be done again.
@@ -342,7 +341,7 @@ class BulkWriter:
         self.session.write(path, start, np.asarray(mask, dtype=bool))
 
     def _check_aligned(self, name: str, path: str, start: int, num: int, total: int) -> None:
-        unit = object_rows_of(self.session.array(path))
+        unit = self.session.unit(path)
         stop = start + num
         if not 0 <= start <= stop <= total or start % unit or (stop % unit and stop != total):
             raise PlanError(
@@ -394,8 +393,7 @@ class BulkWriter:
         self.schema = schema
 
     def _write_row_mask(self, path: str, mask: BoolArray, ptr: Ptr) -> None:
-        array, total = self.session.array(path), int(ptr[-1])
-        unit = object_rows_of(array)
+        total, unit = int(ptr[-1]), self.session.unit(path)
         step = max(unit, _MASK_ROWS // unit * unit)
         for start in range(0, total, step):
             stop = min(start + step, total)
@@ -407,8 +405,7 @@ class BulkWriter:
             (i.present_path, self.counts.samples) for i in self.schema.fields.values() if i.holes
         ]
         for path, rows in wanted:
-            array = self.session.array(path)
-            for key in object_keys(array, 0, rows):
+            for key in self.session.object_keys(path, rows):
                 whole = f"{self.place.key(path)}/{key}"
                 there = (
                     (self.place.path / path / key).exists()

@@ -16,9 +16,11 @@ from zarr.abc.store import Store
 
 from alchemi_xr._typing import BoolArray, IntArray, NDArray, Ptr
 from alchemi_xr.store import fs, layout
-from alchemi_xr.store._compat import object_rows_of, text_array, wait, write_json
+from alchemi_xr.store._compat import object_keys, object_rows_of, text_array, wait, write_json
+from alchemi_xr.store.direct import DirectArray, parse, read_document
 from alchemi_xr.store.locate import DurableStore, Place
 from alchemi_xr.store.schema import FieldInfo, StoreSchema
+from alchemi_xr.store.stage import Stage
 
 __all__ = ["Session", "row_mask"]
 
@@ -29,22 +31,33 @@ _FILL_ROWS = 1 << 18
 class Session:
     """An open store for one writer, who holds its lease.
 
+    Arrays of a folder are written directly where that is possible, and by zarr
+    elsewhere; who calls sees no difference.
+
     Parameters
     ----------
     place : Place
     read_only : bool
         For a look that must not touch anything.
+    at_once : bool
+        Put files in their places as they are written: for a store being built.
     """
 
-    def __init__(self, place: Place, *, read_only: bool = False) -> None:
+    def __init__(self, place: Place, *, read_only: bool = False, at_once: bool = False) -> None:
         self.place = place
         self.read_only = read_only
         self.store: Store
+        self.stage: Stage | None = None
         if place.path is not None:
             self.store = DurableStore(place.path, read_only=read_only)
+            self.stage = Stage(place.path, at_once=at_once)
         else:
             self.store = place.current()
+        self.root: bytes | None = None
+        """The root document as last written or seen, for a store that is a folder."""
+        self.absent_is_fill = False
         self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._direct: dict[str, DirectArray | None] = {}
 
     def key(self, path: str) -> str:
         return self.place.key(path)
@@ -54,7 +67,9 @@ class Session:
         return f"{self.place.prefix}/" if self.place.prefix else ""
 
     def array(self, path: str) -> zarr.Array[Any]:
-        """An array, open for writing."""
+        """An array as zarr sees it; what was staged lands first."""
+        if self.stage:
+            self.flush()
         array = self._arrays.get(path)
         if array is None:
             array = self._arrays[path] = layout.open_array(
@@ -62,52 +77,114 @@ class Session:
             )
         return array
 
-    def put(self, path: str, array: zarr.Array[Any]) -> None:
-        """Remember an array that was just made."""
-        self._arrays[path] = array
+    def _of(self, path: str) -> tuple[DirectArray, Stage] | None:
+        """An array that is written directly, or None for one of zarr's."""
+        if self.place.path is None or self.stage is None:
+            return None
+        if path not in self._direct:
+            folder = self.place.path / path
+            self._direct[path] = parse(folder, read_document(folder), where=self.place.where)
+        found = self._direct[path]
+        if found is None:
+            return None
+        found.absent_is_fill = self.absent_is_fill
+        return found, self.stage
 
     def exists(self, path: str) -> bool:
+        if self.place.path is not None:
+            return path in self._direct or (self.place.path / path / "zarr.json").exists()
         return bool(wait(self.store.exists(self.key(f"{path}/zarr.json"))))
+
+    def length(self, path: str) -> int:
+        """Rows that an array says it has."""
+        found = self._of(path)
+        return self.array(path).shape[0] if found is None else found[0].rows
+
+    def unit(self, path: str) -> int:
+        """Rows of one storage object of an array."""
+        found = self._of(path)
+        return object_rows_of(self.array(path)) if found is None else found[0].unit
+
+    def object_keys(self, path: str, rows: int) -> list[str]:
+        """Keys, relative to an array, of the objects that hold its first rows."""
+        found = self._of(path)
+        return object_keys(self.array(path), 0, rows) if found is None else found[0].keys(rows)
 
     def resize(self, path: str, rows: int) -> None:
         """Give an array so many rows."""
-        array = self.array(path)
+        found = self._of(path)
+        if found is not None:
+            self._arrays.pop(path, None)
+            found[0].resize(found[1], rows)
+            return
+        array = self._zarr(path)
         if array.shape[0] != rows:
             array.resize((rows, *array.shape[1:]))
 
+    def _zarr(self, path: str) -> zarr.Array[Any]:
+        """An array that zarr writes; the order of what was staged before is kept."""
+        if self.stage is not None and self.stage.phase:
+            self.flush()
+        return self.array(path)
+
     def write(self, path: str, start: int, values: NDArray) -> None:
         """Write rows from ``start``; the array must be long enough."""
-        array = self.array(path)
-        if len(values) == 0 or 0 in array.shape[1:]:
+        self._write(path, start, values, behind=False)
+
+    def _write(self, path: str, start: int, values: NDArray, *, behind: bool) -> None:
+        if len(values) == 0:
             return
-        if array.dtype.kind in "TOU":
+        found = self._of(path)
+        if found is not None:
+            array, stage = found
+            if array.codec.is_text:
+                rows = text_array(values).astype(object)
+            else:
+                rows = np.asarray(values, dtype=array.dtype)
+            array.write(stage, start, rows.reshape(len(values), *array.tail), behind=behind)
+            return
+        by_zarr = self._zarr(path)
+        if 0 in by_zarr.shape[1:]:
+            return
+        if by_zarr.dtype.kind in "TOU":
             values = text_array(values)
         else:
-            values = np.ascontiguousarray(values, dtype=array.dtype)
-            values = values.reshape(len(values), *array.shape[1:])
-        array[start : start + len(values)] = values
+            values = np.ascontiguousarray(values, dtype=by_zarr.dtype)
+            values = values.reshape(len(values), *by_zarr.shape[1:])
+        by_zarr[start : start + len(values)] = values
 
     def extend(self, path: str, start: int, values: NDArray) -> None:
         """Write rows from ``start``, which become the array's last."""
         self.resize(path, start + len(values))
-        self.write(path, start, values)
+        self._write(path, start, values, behind=True)
 
     def extend_filled(self, path: str, start: int, stop: int, fill: Any) -> None:
         """Write rows ``start:stop`` of one value, which become the array's last."""
         self.resize(path, stop)
-        array = self.array(path)
-        dtype = np.dtype(object) if array.dtype.kind in "TOU" else array.dtype
-        step = max(1, _FILL_ROWS // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
-        unit = object_rows_of(array)
+        if start == stop:
+            return
+        found = self._of(path)
+        if found is not None:
+            tail, dtype = found[0].tail, found[0].dtype
+        else:
+            array = self.array(path)
+            tail = array.shape[1:]
+            dtype = np.dtype(object) if array.dtype.kind in "TOU" else array.dtype
+        step = max(1, _FILL_ROWS // max(1, int(np.prod(tail, dtype=np.int64))))
+        unit = self.unit(path)
         step = max(unit, step // unit * unit)
         while start < stop:
             end = min((start // step + 1) * step, stop)
-            self.write(path, start, np.full((end - start, *array.shape[1:]), fill, dtype))
+            self._write(path, start, np.full((end - start, *tail), fill, dtype), behind=True)
             start = end
 
     def remove(self, path: str) -> None:
         """Remove an array and all its chunks."""
-        self._arrays.pop(path, None)
+        for held in (self._arrays, self._direct):
+            for name in [n for n in held if n == path or n.startswith(f"{path}/")]:
+                del held[name]
+        if self.stage is not None and self.place.path is not None:
+            self.stage.forget_folder(self.place.path / path)
         wait(self.store.delete_dir(self.key(path)))
 
     def write_row_mask(
@@ -118,8 +195,7 @@ class Session:
         Whole storage objects are made anew from the sample mask, so that each is
         replaced in one step.
         """
-        array, total = self.array(path), int(ptr[-1])
-        unit = object_rows_of(array)
+        total, unit = int(ptr[-1]), self.unit(path)
         starts, stops = ptr[touched], ptr[touched + 1]
         full = stops > starts
         first, last = starts[full] // unit, (stops[full] - 1) // unit
@@ -128,47 +204,85 @@ class Session:
             start, stop = number * unit, min((number + 1) * unit, total)
             self.write(path, start, row_mask(samples_mask, ptr, start, stop))
 
+    def barrier(self) -> None:
+        """What is written from now on becomes visible after all that was before."""
+        if isinstance(self.store, DurableStore) and self.store.dirty:
+            self.flush()
+        if self.stage is not None:
+            self.stage.barrier()
+
     def flush(self) -> None:
-        """Force everything written so far to the medium."""
+        """Force everything written so far to the medium, and in its place."""
         if isinstance(self.store, DurableStore):
             self.store.flush()
+        if self.stage is not None:
+            self.stage.land()
+
+    def drop(self) -> None:
+        """Forget what was staged and has not landed; the session is of no use after it."""
+        if self.stage is not None:
+            self.stage.drop()
+        self._direct.clear()
+        self._arrays.clear()
 
     def commit(self, schema: StoreSchema) -> dict[str, Any]:
         """Make what was written true; returns the root attributes."""
-        self.flush()
         return self.write_root(schema.to_attributes())
 
     def write_root(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Replace the root document in one step."""
+        """Replace the root document in one step, after all that was written before."""
         document = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
-        if self.place.path is not None:
+        if self.place.path is not None and self.stage is not None:
             data = json.dumps(document, indent=2, ensure_ascii=False).encode()
-            fs.atomic_replace(self.place.path / "zarr.json", data)
+            if isinstance(self.store, DurableStore):
+                self.store.flush()
+            if self.stage.at_once:
+                fs.atomic_replace(self.place.path / "zarr.json", data)
+            else:
+                self.stage.barrier()
+                self.stage.put(self.place.path / "zarr.json", [data])
+                self.stage.land()
+            self.root = data
         else:
             write_json(self.store, self.key("zarr.json"), document)
         return attributes
 
     def write_group(self, path: str) -> None:
         """Make a group, so that other readers find it even when it is empty."""
-        write_json(
-            self.store,
-            self.key(f"{path}/zarr.json"),
-            {"attributes": {}, "zarr_format": 3, "node_type": "group"},
-        )
+        document = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+        if self.place.path is not None and self.stage is not None:
+            data = json.dumps(document, indent=2).encode()
+            self.stage.put(self.place.path / path / "zarr.json", [data])
+        else:
+            write_json(self.store, self.key(f"{path}/zarr.json"), document)
 
     def new_field(self, info: FieldInfo, rows: int, config: Any) -> None:
         """Make the array of a field; its rows have to be written."""
-        array = layout.create_field(self.store, info, rows, config, prefix=self.prefix)
-        self.put(info.path, array)
+        self._new(layout.field_spec(info, rows, config))
 
     def new_present(self, info: FieldInfo, rows: int, config: Any) -> None:
         """Make the presence mask of a field; its entries have to be written."""
-        array = layout.create_present(self.store, info, rows, config, prefix=self.prefix)
-        self.put(info.present_path, array)
+        self._new(layout.present_spec(info, rows, config))
 
     def new_meta(self, path: str, rows: int, config: Any) -> None:
         """Make a ptr or mask; its entries have to be written."""
-        self.put(path, layout.create_meta(self.store, path, rows, config, prefix=self.prefix))
+        self._new(layout.meta_spec(path, rows, config))
+
+    def _new(self, spec: dict[str, Any]) -> None:
+        path = spec["path"]
+        if self.place.path is not None and self.stage is not None:
+            folder = self.place.path / path
+            made = parse(folder, layout.document(spec), where=self.place.where)
+            if made is not None:
+                if folder.exists():
+                    self.remove(path)
+                if not (folder.parent / "zarr.json").exists():
+                    self.write_group(path.rpartition("/")[0])
+                made.save(self.stage)
+                self._direct[path] = made
+                return
+            self._direct[path] = None
+        self._arrays[path] = layout.create(self.store, spec, prefix=self.prefix)
 
 
 def _union(first: NDArray, last: NDArray) -> NDArray:

@@ -15,8 +15,9 @@ import shutil
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from alchemi_xr.errors import NotAStoreError, StoreExistsError
 
@@ -33,17 +34,25 @@ __all__ = [
     "journal_path",
     "link_new",
     "looks_like_store",
+    "open_existing",
+    "open_partial",
     "partial_files",
     "previous_path",
     "publish",
     "remove_file",
     "remove_tree",
     "rename",
+    "set_size",
     "sibling",
+    "size_of",
+    "start_writeback",
     "swap",
     "swapped_in",
+    "sync_data",
+    "sync_open",
     "unfinished_path",
     "unfinished_prefix",
+    "write_at",
     "write_file",
 ]
 
@@ -53,6 +62,21 @@ _AT_FDCWD = -100
 # Journalled file systems join fsyncs that are in flight together into one
 # commit, so waiting for them in parallel costs little more than one.
 _FSYNC_THREADS = 8
+_WRITE_BYTES = 1 << 30
+_SYNC_FILE_RANGE_WRITE = 2
+_HAS_FDATASYNC = hasattr(os, "fdatasync")
+
+
+def _find_sync_file_range() -> Any:
+    try:
+        found = ctypes.CDLL(None).sync_file_range
+    except (OSError, AttributeError, TypeError):
+        return None
+    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return found
+
+
+_sync_file_range = _find_sync_file_range()
 
 
 def sibling(path: Path, what: str) -> Path:
@@ -84,6 +108,62 @@ def write_file(path: Path, data: BytesLike, *, durable: bool = False) -> None:
         raise
     if durable:
         fsync_dir(path.parent)
+
+
+def open_partial(path: Path) -> tuple[Path, FileIO]:
+    """A new temporary file beside ``path``, and its name; a rename puts it there."""
+    partial = _partial_name(path)
+    return partial, open(partial, "xb", buffering=0)
+
+
+def open_existing(path: Path) -> FileIO:
+    """A file that is there, for writing into it.
+
+    Raises
+    ------
+    FileNotFoundError
+    """
+    return open(path, "r+b", buffering=0)
+
+
+def write_at(file: FileIO, data: BytesLike, offset: int) -> None:
+    """Write bytes at an offset, all of them or an error."""
+    fd, view = file.fileno(), memoryview(data).cast("B")
+    while view.nbytes:
+        done = os.pwrite(fd, view[:_WRITE_BYTES], offset)
+        view, offset = view[done:], offset + done
+
+
+def set_size(file: FileIO, size: int) -> None:
+    """Make a file so long; what is added reads as zeros and takes no room."""
+    os.ftruncate(file.fileno(), size)
+
+
+def size_of(file: FileIO) -> int:
+    """Bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+def start_writeback(file: FileIO) -> None:
+    """Let the system begin to write, so that many files share one commit of its journal.
+
+    A hint: nothing is promised before :func:`sync_open`.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(file.fileno(), 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+def sync_open(file: FileIO) -> None:
+    """Force the bytes of an open file to the medium."""
+    os.fsync(file.fileno())
+
+
+def sync_data(file: FileIO) -> None:
+    """The same for a file whose length has not changed."""
+    if _HAS_FDATASYNC:
+        os.fdatasync(file.fileno())
+    else:
+        os.fsync(file.fileno())
 
 
 def link_new(path: Path, data: BytesLike) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.abc.store import Store
+from zarr.storage import MemoryStore
 
 from alchemi_xr._typing import Level
 from alchemi_xr.data.fields import FIELDS
@@ -23,11 +25,13 @@ __all__ = [
     "META",
     "PENDING_MASK",
     "SAMPLES_MASK",
-    "create_field",
-    "create_meta",
-    "create_present",
+    "create",
     "dims",
+    "document",
+    "field_spec",
+    "meta_spec",
     "open_array",
+    "present_spec",
 ]
 
 ATOMS_PTR = "meta/atoms_ptr"
@@ -85,7 +89,7 @@ def _writing_empty(array: zarr.Array[Any]) -> zarr.Array[Any]:
     return array.with_config({"write_empty_chunks": True})
 
 
-def _create(store: Store, path: str, **arguments: Any) -> zarr.Array[Any]:
+def _create(store: Store, path: str, arguments: dict[str, Any]) -> zarr.Array[Any]:
     with quiet():
         array = zarr.create_array(
             store,
@@ -98,10 +102,41 @@ def _create(store: Store, path: str, **arguments: Any) -> zarr.Array[Any]:
     return _writing_empty(array)
 
 
-def create_field(
-    store: Store, info: FieldInfo, rows: int, config: ZarrWriteConfig, *, prefix: str = ""
-) -> zarr.Array[Any]:
-    """The array of a field, made anew with so many rows (not written yet)."""
+def create(store: Store, spec: dict[str, Any], *, prefix: str = "") -> zarr.Array[Any]:
+    """The array of a spec, made anew by zarr (its rows are not written yet)."""
+    arguments = dict(spec)
+    return _create(store, prefix + arguments.pop("path"), arguments)
+
+
+_templates: dict[str, str] = {}
+_MOST_TEMPLATES = 256
+
+
+def document(spec: dict[str, Any]) -> dict[str, Any]:
+    """The document that zarr would write for a spec.
+
+    zarr makes one for every encoding that occurs, in memory; the shape, the names
+    and the attributes of others like it are put in here.
+    """
+    shape = tuple(spec["shape"])
+    wanted = {k: v for k, v in spec.items() if k not in ("path", "shape", "attributes")}
+    own = {k: wanted.pop(k) for k in ("dimension_names",)}
+    key = repr((shape[1:], sorted(wanted.items(), key=lambda item: item[0])))
+    if key not in _templates:
+        if len(_templates) >= _MOST_TEMPLATES:
+            _templates.clear()
+        held: dict[str, Any] = {}
+        _create(MemoryStore(held), "a", {"shape": (0, *shape[1:]), **wanted})
+        _templates[key] = held["a/zarr.json"].to_bytes().decode()
+    made: dict[str, Any] = json.loads(_templates[key])
+    made["shape"] = list(shape)
+    made["attributes"] = spec.get("attributes", {})
+    made["dimension_names"] = list(own["dimension_names"])
+    return made
+
+
+def field_spec(info: FieldInfo, rows: int, config: ZarrWriteConfig) -> dict[str, Any]:
+    """What the array of a field with so many rows has to be."""
     attributes: dict[str, Any] = {"level": info.level}
     if info.unit:
         attributes["units"] = info.unit
@@ -111,43 +146,36 @@ def create_field(
     # By this the next writer tells a field that a killed one began from one
     # that another tool put there.
     attributes["alchemi_xr_generation"] = info.since
-    return _create(
-        store,
-        prefix + info.path,
-        shape=(rows, *info.tail),
-        dtype=str if info.is_text else info.dtype,
-        attributes=attributes,
-        dimension_names=dims(info),
+    return {
+        "path": info.path,
+        "shape": (rows, *info.tail),
+        "dtype": str if info.is_text else info.dtype,
+        "attributes": attributes,
+        "dimension_names": dims(info),
         **encoding(
             config, info.group, info.name, info.level, info.dtype, info.tail, is_text=info.is_text
         ),
-    )
+    }
 
 
-def create_present(
-    store: Store, info: FieldInfo, rows: int, config: ZarrWriteConfig, *, prefix: str = ""
-) -> zarr.Array[Any]:
-    """The presence mask of a field, made anew with so many rows (not written yet)."""
-    return _create(
-        store,
-        prefix + info.present_path,
-        shape=(rows,),
-        dtype=_BOOL,
-        dimension_names=("sample",),
+def present_spec(info: FieldInfo, rows: int, config: ZarrWriteConfig) -> dict[str, Any]:
+    """What the presence mask of a field with so many rows has to be."""
+    return {
+        "path": info.present_path,
+        "shape": (rows,),
+        "dtype": _BOOL,
+        "dimension_names": ("sample",),
         **encoding(config, "meta", f"present/{info.name}", "system", _BOOL, ()),
-    )
+    }
 
 
-def create_meta(
-    store: Store, path: str, rows: int, config: ZarrWriteConfig, *, prefix: str = ""
-) -> zarr.Array[Any]:
-    """A ptr or mask, made anew with so many rows (not written yet)."""
+def meta_spec(path: str, rows: int, config: ZarrWriteConfig) -> dict[str, Any]:
+    """What a ptr or mask with so many rows has to be."""
     level, dtype, dim = META[path]
-    return _create(
-        store,
-        prefix + path,
-        shape=(rows,),
-        dtype=dtype,
-        dimension_names=(dim,),
+    return {
+        "path": path,
+        "shape": (rows,),
+        "dtype": dtype,
+        "dimension_names": (dim,),
         **encoding(config, "meta", path.rpartition("/")[2], level, dtype, ()),
-    )
+    }

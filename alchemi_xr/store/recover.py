@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemi_xr._typing import NDArray
+from alchemi_xr._typing import BoolArray, NDArray
 from alchemi_xr.store import fs, layout
 from alchemi_xr.store._compat import wait
 from alchemi_xr.store.codecs import ZarrWriteConfig
@@ -23,7 +23,7 @@ from alchemi_xr.store.locate import DurableStore, Place
 from alchemi_xr.store.schema import FieldInfo, StoreSchema
 from alchemi_xr.store.state import StoreState, read_state, root_attributes
 
-__all__ = ["Opened", "leftovers", "open_for_writing"]
+__all__ = ["Opened", "finish_masks", "leftovers", "open_for_writing"]
 
 
 @dataclass(frozen=True)
@@ -62,29 +62,42 @@ def open_for_writing(
     changed : int array, optional
         Samples that a pending deletion touches; all when not given.
     """
-    if known is not None and not took_over and not known.schema.pending_mask:
-        attributes = _root_or_none(place, known.session)
-        if attributes == json.loads(json.dumps(known.attributes)) and _same_folder(known, place):
-            return known
+    if (
+        known is not None
+        and not took_over
+        and not known.schema.pending_mask
+        and _same_folder(known, place)
+        and _is_unchanged(place, known)
+    ):
+        return known
     session = Session(place)
     attributes = root_attributes(place, session.store)
     schema, current = StoreSchema.from_attributes(attributes, where=place.where)
     if schema is None or not current:
         state = read_state(place)
         return _adopt(session, state, attributes)
+    session.absent_is_fill = schema.foreign_samples > 0
     state_fields = read_undeclared(place, session, schema, attributes)
     schema = replace(schema, fields=state_fields)
     if schema.pending_mask:
-        schema, attributes = _finish_masks(session, schema, changed)
+        schema, attributes = finish_masks(session, schema, changed)
     clear(session, schema, partials=took_over)
     return Opened(session, schema, attributes)
 
 
-def _root_or_none(place: Place, session: Session) -> dict[str, Any] | None:
+def _is_unchanged(place: Place, known: Opened) -> bool:
+    """Whether the root document is still the one that the last call left."""
+    if place.path is not None and known.session.root is not None:
+        # Bytes are compared: to understand them takes longer than an append may.
+        try:
+            return (place.path / "zarr.json").read_bytes() == known.session.root
+        except OSError:
+            return False
     try:
-        return root_attributes(place, session.store)
+        attributes = root_attributes(place, known.session.store)
     except (ValueError, OSError):
-        return None
+        return False
+    return bool(attributes == json.loads(json.dumps(known.attributes)))
 
 
 def _same_folder(known: Opened, place: Place) -> bool:
@@ -103,25 +116,31 @@ def read_undeclared(
     return read_state(place).schema.fields
 
 
-def _finish_masks(
-    session: Session, schema: StoreSchema, changed: NDArray | None
+def finish_masks(
+    session: Session,
+    schema: StoreSchema,
+    changed: NDArray | None,
+    *,
+    mask: BoolArray | None = None,
 ) -> tuple[StoreSchema, dict[str, Any]]:
     """Write the masks that other tools read as the pending one says."""
     samples = schema.counts.samples
-    mask = np.asarray(session.array(layout.PENDING_MASK)[:samples]).astype(bool)
+    if mask is None:
+        mask = np.asarray(session.array(layout.PENDING_MASK)[:samples]).astype(bool)
     touched = np.arange(samples) if changed is None else changed
-    for path, ptr_path in (
-        (layout.ATOMS_MASK, layout.ATOMS_PTR),
-        (layout.EDGES_MASK, layout.EDGES_PTR),
+    for path, ptr_path, rows in (
+        (layout.ATOMS_MASK, layout.ATOMS_PTR, schema.counts.atoms),
+        (layout.EDGES_MASK, layout.EDGES_PTR, schema.counts.edges),
     ):
-        ptr = np.asarray(session.array(ptr_path)[: samples + 1])
-        session.resize(path, int(ptr[-1]))
-        session.write_row_mask(path, mask, ptr, touched)
+        session.resize(path, rows)
+        if rows:
+            ptr = np.asarray(session.array(ptr_path)[: samples + 1])
+            session.write_row_mask(path, mask, ptr, touched)
+    session.barrier()
     session.resize(layout.SAMPLES_MASK, samples)
     session.write(layout.SAMPLES_MASK, 0, mask)
     settled = replace(schema, pending_mask=False)
     attributes = session.commit(settled)
-    session.remove(layout.PENDING_MASK)
     session.remove("meta/pending")
     return settled, attributes
 
@@ -129,8 +148,9 @@ def _finish_masks(
 def clear(session: Session, schema: StoreSchema, *, partials: bool) -> None:
     """Cut off what is not committed."""
     for path, rows in committed_lengths(schema).items():
-        if session.array(path).shape[0] != rows:
+        if session.length(path) != rows:
             session.resize(path, rows)
+    session.flush()
     for path in leftovers(session, schema):
         session.remove(path)
     if partials and isinstance(session.store, DurableStore):
@@ -189,6 +209,7 @@ def _children(session: Session, folder: str) -> list[str]:
 def _adopt(session: Session, state: StoreState, attributes: dict[str, Any]) -> Opened:
     """Complete a store that another tool wrote to, so that the next commit is ours."""
     schema, config = state.schema, ZarrWriteConfig()
+    session.absent_is_fill = True
     if not schema.identity:
         schema = replace(schema, identity=uuid.uuid4().hex)
     samples = schema.counts.samples

@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 from alchemi_xr._typing import BoolArray, IntArray, NDArray
 from alchemi_xr.errors import StoreError
 from alchemi_xr.store import fs
-from alchemi_xr.store._compat import object_rows_of, replace_contents, wait
+from alchemi_xr.store._compat import replace_contents, wait
 from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig
 from alchemi_xr.store.incoming import globalised
@@ -166,7 +166,7 @@ class _Stream:
         write: Callable[[str, int, NDArray], None],
         name: str,
     ) -> None:
-        self._unit = object_rows_of(writer.session.array(path))
+        self._unit = writer.session.unit(path)
         self._write, self._name = write, name
         self._parts: list[NDArray] = []
         self._held = 0

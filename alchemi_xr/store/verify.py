@@ -147,7 +147,7 @@ def _lengths(snapshot: Snapshot, session: Session, report: Report) -> None:
         if _short_on_purpose(snapshot, path):
             continue
         try:
-            found = session.array(path).shape[0]
+            found = session.length(path)
         except Exception as error:
             report.problems.append(
                 f"array {path!r} is missing or cannot be opened ({type(error).__name__})"

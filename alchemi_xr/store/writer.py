@@ -20,24 +20,27 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.fields import FIELDS, canonical_level, field_order, resolve
 from alchemi_xr.errors import (
+    AlchemiError,
     FieldError,
     NotAStoreError,
+    StoreError,
     StoreExistsError,
     StoreNotFoundError,
 )
 from alchemi_xr.store import fs, layout
 from alchemi_xr.store.bulk import BulkWriter
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
-from alchemi_xr.store.commit import Session
 from alchemi_xr.store.copying import building, check_free, rewrite_to
+from alchemi_xr.store.growth import Growth
 from alchemi_xr.store.icechunk import retried
-from alchemi_xr.store.incoming import Incoming, fit, globalised, receive
+from alchemi_xr.store.incoming import Incoming, globalised, receive
 from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot
-from alchemi_xr.store.recover import Opened, open_for_writing
+from alchemi_xr.store.recover import Opened, finish_masks, open_for_writing
 from alchemi_xr.store.rewrite import check_rewritable, rewrite
-from alchemi_xr.store.schema import Counts, FieldInfo, StoreSchema
+from alchemi_xr.store.schema import Counts, StoreSchema
+from alchemi_xr.store.transaction import TRANSACTION_BYTES, Transaction
 
 __all__ = ["StoreWriter"]
 
@@ -79,6 +82,7 @@ class StoreWriter:
         self.lock_timeout = lock_timeout
         self._opened: Opened | None = None
         self._warned: set[str] = set()
+        self._transaction: Transaction | None = None
 
     @property
     def where(self) -> str:
@@ -105,11 +109,7 @@ class StoreWriter:
             raise NotAStoreError(self.where, "this is a file, not a store")
 
     def _commit(self, opened: Opened, schema: StoreSchema) -> None:
-        try:
-            attributes = opened.session.commit(schema)
-        except BaseException:
-            self._opened = None
-            raise
+        attributes = opened.session.commit(schema)
         self._opened = Opened(opened.session, schema, attributes)
 
     # -- write -------------------------------------------------------------
@@ -138,6 +138,7 @@ class StoreWriter:
         FieldError, LevelError
             The block is not right; nothing was written.
         """
+        self._check_no_transaction("a new store")
         if block.num_samples == 0:
             raise FieldError(
                 self.where,
@@ -230,121 +231,96 @@ class StoreWriter:
         FieldError, LevelError
             A field has another level, shape or kind of dtype; nothing was written.
         """
+        if self._transaction is not None:
+            self._transaction.append(block)
+            return
         incoming = receive(block, where=self.where)
         with self._lease() as lease:
             opened = self._open(lease)
             if block.num_samples == 0:
                 return
-            self._append(opened, block, incoming)
-
-    def _append(self, opened: Opened, block: Block, incoming: dict[str, Incoming]) -> None:
-        session, schema = opened.session, opened.schema
-        before = schema.counts
-        after = before + Counts(block.num_samples, block.num_atoms, block.num_edges)
-        generation = schema.generation + 1
-        # All checks first: what is refused has written nothing.
-        known: dict[str, NDArray] = {}
-        fresh: dict[str, Incoming] = {}
-        for name, item in incoming.items():
-            info = schema.fields.get(name)
-            values = (
-                item.values
-                if info is None
-                else fit(item, info, where=self.where, warned=self._warned)
-            )
-            if name == "neighbor_list":
-                values = globalised(values, block, before.atoms, where=self.where)
-            if info is None:
-                fresh[name] = replace(item, values=values)
-            else:
-                known[name] = values
-        fields: dict[str, FieldInfo] = {}
-        self._opened = None
-        for name, info in schema.fields.items():
-            start, stop = before.rows(info.level), after.rows(info.level)
-            given = incoming.get(name)
-            if given is not None:
-                session.extend(info.path, start, known[name])
-            elif name == "neighbor_list":
-                # Rows without a value hold the fill, 0, in local numbers.
-                zeros = np.zeros((block.num_edges, 2), dtype=info.dtype)
-                session.extend(
-                    info.path, start, globalised(zeros, block, before.atoms, where=self.where)
+            with self._undone_on_error(opened):
+                grown = self._growth(opened).add(
+                    opened.schema, block, incoming, opened.schema.generation + 1
                 )
-            else:
-                session.extend_filled(info.path, start, stop, info.fill)
-            present = (
-                np.zeros(block.num_samples, dtype=bool)
-                if given is None
-                else given.present
-                if given.present is not None
-                else np.ones(block.num_samples, dtype=bool)
-            )
-            fields[name] = self._extend_present(session, info, before.samples, present)
-        for name, item in fresh.items():
-            info = replace(item.info, since=generation)
-            rows = before.rows(info.level)
-            session.new_field(info, rows, self.config)
-            self._fill_before(session, info, schema, rows)
-            session.extend(info.path, rows, item.values)
-            mask = (
-                item.present if item.present is not None else np.ones(block.num_samples, dtype=bool)
-            )
-            fields[name] = self._extend_present(session, info, before.samples, mask, earlier=False)
-        self._grow_meta(session, block, before, after)
-        self._commit(
-            opened,
-            schema.next("append", counts=after, fields={n: fields[n] for n in field_order(fields)}),
-        )
+                self._commit(opened, grown.next("append"))
 
-    def _fill_before(
-        self, session: Session, info: FieldInfo, schema: StoreSchema, rows: int
-    ) -> None:
-        """Fill the rows of the samples that were there before a field."""
-        if info.name != "neighbor_list":
-            session.extend_filled(info.path, 0, rows, info.fill)
-            return
-        if rows:
-            # Edges without a list: local 0, so that the numbers stay in range.
-            samples = schema.counts.samples
-            atoms_ptr = np.asarray(session.array(layout.ATOMS_PTR)[: samples + 1])
-            edges_ptr = np.asarray(session.array(layout.EDGES_PTR)[: samples + 1])
-            first = np.repeat(atoms_ptr[:-1], np.diff(edges_ptr)).astype(info.dtype)
-            session.extend(info.path, 0, np.repeat(first[:, None], 2, axis=1))
+    def _growth(self, opened: Opened) -> Growth:
+        return Growth(opened.session, self.config, self.where, self._warned)
 
-    def _extend_present(
-        self,
-        session: Session,
-        info: FieldInfo,
-        samples: int,
-        present: BoolArray,
-        *,
-        earlier: bool = True,
-    ) -> FieldInfo:
-        """Add to the presence mask of a field, making it at the first hole."""
-        if not info.holes:
-            if present.all() and (earlier or samples == 0):
-                return info
-            session.new_present(info, samples, self.config)
-            session.extend_filled(info.present_path, 0, samples, earlier)
-        session.extend(info.present_path, samples, present)
-        return replace(info, holes=True)
+    @contextlib.contextmanager
+    def _undone_on_error(self, opened: Opened) -> Iterator[None]:
+        """What an error interrupts leaves no staged files, and the next call looks anew."""
+        self._opened = None
+        try:
+            yield
+        except BaseException:
+            self._opened = None
+            opened.session.drop()
+            raise
 
-    @staticmethod
-    def _grow_meta(session: Session, block: Block, before: Counts, after: Counts) -> None:
-        """Masks of rows, then pointers, and the sample mask last.
+    # -- transactions ------------------------------------------------------
 
-        Other tools count the sample mask: while it is short they see nothing.
+    @contextlib.contextmanager
+    def transaction(self, *, max_bytes: int = TRANSACTION_BYTES) -> Iterator[StoreWriter]:
+        """Make all appends and deletions of a ``with`` block one commit.
+
+        Readers see nothing of them before its end, and nothing at all when an
+        error leaves it. The lease is held throughout.
+
+        Parameters
+        ----------
+        max_bytes : int
+            Samples held in memory; more are written behind the committed end.
+
+        Raises
+        ------
+        StoreNotFoundError, StoreLockedError
+        StoreError
+            A transaction is open already.
+
+        Examples
+        --------
+        >>> with writer.transaction():  # doctest: +SKIP
+        ...     for block in blocks:
+        ...         writer.append(block)
         """
-        session.extend_filled(layout.ATOMS_MASK, before.atoms, after.atoms, True)
-        session.extend_filled(layout.EDGES_MASK, before.edges, after.edges, True)
-        for path, ptr, rows in (
-            (layout.ATOMS_PTR, block.atoms_ptr, before.atoms),
-            (layout.EDGES_PTR, block.edges_ptr, before.edges),
-        ):
-            session.extend(path, before.samples + 1, ptr[1:] + rows)
-        session.flush()
-        session.extend_filled(layout.SAMPLES_MASK, before.samples, after.samples, True)
+        self._check_no_transaction("another transaction")
+        with self._lease() as lease:
+            opened = self._open(lease)
+            begun = Transaction(self._growth(opened), opened.schema, max_bytes=max_bytes)
+            try:
+                with self._undone_on_error(opened):
+                    self._transaction = begun
+                    try:
+                        yield self
+                    finally:
+                        self._transaction = None
+                    self._commit_transaction(opened, begun)
+            except BaseException:
+                # What zarr wrote behind the end, or a document that grew, is cut off again.
+                if self.place.repository is None:
+                    with contextlib.suppress(AlchemiError, OSError):
+                        open_for_writing(self.place, None, took_over=False)
+                raise
+
+    def _commit_transaction(self, opened: Opened, done: Transaction) -> None:
+        schema, mask, changed = done.finish()
+        if mask is not None:
+            operation = "append, delete" if schema.counts != opened.schema.counts else "delete"
+            self._commit_masks(opened, schema, mask, changed, operation)
+        elif schema is not opened.schema or opened.unsettled:
+            self._commit(opened, schema.next("append"))
+        else:
+            self._opened = opened
+
+    def _check_no_transaction(self, what: str) -> None:
+        if self._transaction is not None:
+            raise StoreError(
+                self.where,
+                f"{what} cannot begin inside a transaction",
+                mend="end the transaction first; inside it append, delete and undelete",
+            )
 
     # -- fields ------------------------------------------------------------
 
@@ -368,6 +344,7 @@ class StoreWriter:
             The name is taken or is that of a core field; or the number of rows
             is not the store's.
         """
+        self._check_no_transaction("add_custom")
         where = f"{self.where}, field {name!r}"
         chosen = canonical_level(level, where=where)
         array = np.asarray(values)
@@ -398,14 +375,14 @@ class StoreWriter:
                 group="text" if item.info.is_text else "custom",
                 since=schema.generation + 1,
             )
-            self._opened = None
-            session.new_field(info, rows, self.config)
-            session.write(info.path, 0, item.values)
             fields = {**schema.fields, name: info}
-            self._commit(
-                opened,
-                schema.next("add_custom", fields={n: fields[n] for n in field_order(fields)}),
-            )
+            with self._undone_on_error(opened):
+                session.new_field(info, rows, self.config)
+                session.write(info.path, 0, item.values)
+                self._commit(
+                    opened,
+                    schema.next("add_custom", fields={n: fields[n] for n in field_order(fields)}),
+                )
 
     # -- deletion ----------------------------------------------------------
 
@@ -431,6 +408,11 @@ class StoreWriter:
         self._mark(indices, alive=True)
 
     def _mark(self, indices: Any, *, alive: bool) -> None:
+        if self._transaction is not None:
+            if callable(indices):
+                self._check_no_transaction("a search for samples to delete")
+            self._transaction.mark(indices, alive=alive)
+            return
         with self._lease() as lease:
             opened = self._open(lease)
             session, schema = opened.session, opened.schema
@@ -443,17 +425,31 @@ class StoreWriter:
             if len(changed) == 0 and not opened.unsettled:
                 return
             mask[changed] = alive
-            self._opened = None
-            # The masks that other tools read span many files. So the whole new
-            # sample mask is written aside, the root document makes it true, and
-            # only then the others follow; a writer after a crash repeats that.
-            session.new_meta(layout.PENDING_MASK, samples, self.config)
-            session.write(layout.PENDING_MASK, 0, mask)
-            operation = "undelete" if alive else "delete"
-            after = schema.next(operation, masks_since=schema.generation + 1, pending_mask=True)
-            attributes = session.commit(after)
-            opened = Opened(session, after, attributes)
-            self._opened = open_for_writing(self.place, opened, took_over=False, changed=changed)
+            with self._undone_on_error(opened):
+                operation = "undelete" if alive else "delete"
+                self._commit_masks(opened, schema, mask, changed, operation)
+
+    def _commit_masks(
+        self,
+        opened: Opened,
+        schema: StoreSchema,
+        mask: BoolArray,
+        changed: NDArray,
+        operation: str,
+    ) -> None:
+        """Make deletions true, with all that was written before.
+
+        The masks that other tools read span many files. So the whole new sample
+        mask is written aside, the root document makes it true, and only then the
+        others follow; a writer after a crash repeats that.
+        """
+        session = opened.session
+        session.new_meta(layout.PENDING_MASK, len(mask), self.config)
+        session.write(layout.PENDING_MASK, 0, mask)
+        after = schema.next(operation, masks_since=schema.generation + 1, pending_mask=True)
+        session.commit(after)
+        settled, attributes = finish_masks(session, after, changed, mask=mask)
+        self._opened = Opened(session, settled, attributes)
 
     # -- rewrite -----------------------------------------------------------
 
@@ -499,6 +495,7 @@ class StoreWriter:
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[Snapshot]:
         """Hold the lease while another one builds this store anew; gives its newest generation."""
+        self._check_no_transaction("a rewrite")
         with self._lease() as lease:
             opened = self._open(lease)
             if opened.unsettled:

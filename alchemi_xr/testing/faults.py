@@ -25,7 +25,10 @@ from alchemi_xr.store import fs
 
 __all__ = ["Calls", "bury_lease", "stop_at"]
 
-_CHANGING = ("replace", "rename", "link", "unlink", "fsync")
+_CHANGING = (
+    *("replace", "rename", "link", "unlink", "fsync", "fdatasync"),
+    *("pwrite", "ftruncate"),
+)
 
 
 @dataclass
@@ -49,14 +52,18 @@ class Calls:
     stopped: bool = False
     names: list[str] = field(default_factory=list)
 
-    def run(self, name: str, call: Callable[[], Any]) -> Any:
-        """Do one call, or fail."""
+    def run(
+        self, name: str, call: Callable[[], Any], half: Callable[[], None] | None = None
+    ) -> Any:
+        """Do one call, or fail, having done ``half`` of it."""
         if self.stopped and self.dead:
             raise OSError(self.code, f"{os.strerror(self.code)} (after the stop)")
         number, self.count = self.count, self.count + 1
         self.names.append(name)
         if number == self.stop:
             self.stopped = True
+            if half is not None:
+                half()
             raise OSError(self.code, f"{os.strerror(self.code)} (injected at call {number})")
         return call()
 
@@ -71,7 +78,17 @@ class _Os:
         real = getattr(os, name)
         if name not in _CHANGING:
             return real
+        if name == "pwrite":
+            return self._pwrite
         return lambda *a, **k: self._calls.run(name, lambda: real(*a, **k))
+
+    def _pwrite(self, fd: int, data: Any, offset: int) -> int:
+        def half() -> None:
+            # A disk that is full, or a killed process, stops in the middle of the bytes.
+            os.pwrite(fd, memoryview(data)[: len(data) // 2], offset)
+
+        written: int = self._calls.run("pwrite", lambda: os.pwrite(fd, data, offset), half)
+        return written
 
 
 class _Shutil:

@@ -1,0 +1,217 @@
+"""Files that take their places together, in an order.
+
+Whole files are written under temporary names, forced to the medium, and only
+then renamed, phase after phase; so a name never stands for bytes that a loss of
+power could take away. Bytes behind what is committed are written in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+from io import FileIO
+from pathlib import Path
+
+from alchemi_xr.store import fs
+
+__all__ = ["Stage"]
+
+# Files kept open between writing and forcing them; more are forced early.
+_MOST_OPEN = 128
+
+
+class _Entry:
+    """One file on its way."""
+
+    __slots__ = ("file", "partial", "phase")
+
+    def __init__(self, partial: Path | None, file: FileIO, phase: int) -> None:
+        self.partial = partial
+        self.file: FileIO | None = file
+        self.phase = phase
+
+    def take(self) -> FileIO | None:
+        """The open file, which is the caller's to force and close."""
+        file, self.file = self.file, None
+        return file
+
+    def force(self, file: FileIO | None) -> None:
+        """Bytes to the medium; the file is closed."""
+        if file is None:
+            return
+        try:
+            if self.partial is None:
+                fs.sync_data(file)
+            else:
+                fs.sync_open(file)
+        finally:
+            file.close()
+
+
+class Stage:
+    """The files that one commit replaces.
+
+    Parameters
+    ----------
+    root : Path
+        Folder below which all of them are.
+    at_once : bool
+        Rename every file as soon as it is written and leave forcing it to
+        others: for a folder that is no store yet.
+    """
+
+    def __init__(self, root: Path, *, at_once: bool = False) -> None:
+        self.root = root
+        self.at_once = at_once
+        self.phase = 0
+        self._entries: dict[Path, _Entry] = {}
+        self._folders: set[Path] = set()
+        self._made: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def place_of(self, path: Path) -> Path:
+        """Where the newest bytes of a file are now."""
+        entry = self._entries.get(path)
+        return path if entry is None or entry.partial is None else entry.partial
+
+    def put(self, path: Path, parts: Sequence[fs.BytesLike], *, size: int | None = None) -> None:
+        """A whole file, of ``size`` bytes when the parts are fewer."""
+        self._make_folder(path.parent)
+        partial, file = fs.open_partial(path)
+        try:
+            offset = 0
+            for part in parts:
+                fs.write_at(file, part, offset)
+                offset += memoryview(part).nbytes
+            if size is not None and size > offset:
+                fs.set_size(file, size)
+            fs.start_writeback(file)
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                fs.remove_file(partial)
+            raise
+        if self.at_once:
+            file.close()
+            fs.rename(partial, path)
+            return
+        with self._lock:
+            before = self._entries.pop(path, None)
+            self._entries[path] = _Entry(partial, file, self.phase)
+        if before is not None:
+            self._discard({path: before})
+        self._bound()
+
+    def patch(self, path: Path, offset: int, data: fs.BytesLike, *, size: int) -> None:
+        """Bytes in place, in a file of ``size`` bytes; they must be nobody's yet.
+
+        Raises
+        ------
+        FileNotFoundError
+        EOFError
+            The file has another size.
+        """
+        entry = self._entries.get(path)
+        if entry is not None and entry.file is not None:
+            fs.write_at(entry.file, data, offset)
+            return
+        target = path if entry is None or entry.partial is None else entry.partial
+        file = fs.open_existing(target)
+        try:
+            if fs.size_of(file) != size:
+                raise EOFError(f"{fs.size_of(file)} bytes, {size} expected")
+            fs.write_at(file, data, offset)
+            fs.start_writeback(file)
+        except BaseException:
+            file.close()
+            raise
+        if self.at_once:
+            file.close()
+            return
+        with self._lock:
+            if entry is not None:
+                entry.file = file
+            else:
+                self._entries[path] = _Entry(None, file, self.phase)
+        self._bound()
+
+    def barrier(self) -> None:
+        """What is staged from now on takes its place after all that was before."""
+        self.phase += 1
+
+    def land(self) -> None:
+        """Force everything to the medium, and rename phase by phase."""
+        entries, self._entries = self._entries, {}
+        try:
+            for entry in entries.values():
+                entry.force(entry.take())
+            by_phase: dict[int, list[tuple[Path, Path]]] = {}
+            for path, entry in entries.items():
+                if entry.partial is not None:
+                    by_phase.setdefault(entry.phase, []).append((entry.partial, path))
+            for phase in sorted(by_phase):
+                for partial, path in by_phase[phase]:
+                    fs.rename(partial, path)
+                for folder in sorted(self._to_force(path for _, path in by_phase[phase])):
+                    fs.fsync_dir(folder)
+        except BaseException:
+            self._discard(entries)
+            raise
+        self.phase = 0
+
+    def _to_force(self, paths: Iterable[Path]) -> set[Path]:
+        """Folders of these files, and those above the ones that were just made."""
+        folders: set[Path] = set()
+        for path in paths:
+            folder = path.parent
+            folders.add(folder)
+            while folder in self._made and folder != self.root:
+                self._made.discard(folder)
+                folder = folder.parent
+                folders.add(folder)
+        return folders
+
+    def drop(self) -> None:
+        """Forget everything that has not landed."""
+        entries, self._entries = self._entries, {}
+        self.phase = 0
+        self._discard(entries)
+
+    @staticmethod
+    def _discard(entries: dict[Path, _Entry]) -> None:
+        for entry in entries.values():
+            if entry.file is not None:
+                entry.file.close()
+            if entry.partial is not None:
+                with contextlib.suppress(OSError):
+                    fs.remove_file(entry.partial)
+
+    def _bound(self) -> None:
+        with self._lock:
+            opened = [e for e in self._entries.values() if e.file is not None]
+            excess = [(e, e.take()) for e in opened[: max(0, len(opened) - _MOST_OPEN)]]
+        for entry, file in excess:
+            entry.force(file)
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder in self._folders:
+            return
+        missing = folder
+        made = []
+        while not missing.is_dir():
+            made.append(missing)
+            missing = missing.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        self._made.update(made)
+        self._folders.add(folder)
+
+    def forget_folder(self, folder: Path) -> None:
+        """A folder was removed: it has to be made again."""
+        self._folders = {f for f in self._folders if folder not in (f, *f.parents)}
+        with self._lock:
+            gone = [p for p in self._entries if folder in p.parents]
+            self._discard({p: self._entries.pop(p) for p in gone})
