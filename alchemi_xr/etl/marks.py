@@ -10,6 +10,7 @@ import numpy as np
 from alchemi_xr._typing import IntArray
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.errors import FieldError, IndexRangeError
+from alchemi_xr.plan.plan import extent_bytes
 from alchemi_xr.store.reader import Snapshot
 from alchemi_xr.store.writer import StoreWriter
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["delete", "lazy_dataset", "undelete"]
-
-_BLOCK = "16MiB"
 
 
 def delete(store: Any, where: Any, *, lock_timeout: float = 0.0) -> int:
@@ -75,7 +74,7 @@ def lazy_dataset(snapshot: Snapshot) -> xr.Dataset:
     """All samples of a snapshot as a Dataset of small blocks, deleted ones included."""
     from alchemi_xr.ragged.backend import open_dataset
 
-    return open_dataset(snapshot, chunks=_BLOCK, drop_deleted=False)
+    return open_dataset(snapshot, chunks=f"{extent_bytes()}B", drop_deleted=False)
 
 
 class _Found:

@@ -269,7 +269,7 @@ def make_plan(
 
 def extent_bytes() -> int:
     """Bytes of what one task reads: all that are under way hold about ``stream_bytes``."""
-    return max(1 << 16, int(option("stream_bytes")) // 8)
+    return max(1 << 12, int(option("stream_bytes")) // 8)
 
 
 def plan_samples(
