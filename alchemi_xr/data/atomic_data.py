@@ -27,7 +27,7 @@ from alchemi_xr.data.coerce import (
 )
 from alchemi_xr.data.fields import ALIASES, canonical_level, check_tail, field_order
 from alchemi_xr.data.level import DEFAULT_FIELDS, default_rows, own_storage
-from alchemi_xr.errors import FieldError, UnknownFieldError, nearest
+from alchemi_xr.errors import ArgumentTypeError, FieldError, UnknownFieldError, nearest
 
 __all__ = ["AtomCategory", "AtomicData"]
 
@@ -555,6 +555,14 @@ class AtomicData:
         """A sample of an ``ase.Atoms``; see ``data.atoms.fields_of_atoms``."""
         from alchemi_xr.data.atoms import fields_of_atoms
 
+        if not (hasattr(atoms, "numbers") and hasattr(atoms, "positions")):
+            raise ArgumentTypeError(
+                "AtomicData.from_atoms",
+                "an argument of the wrong kind",
+                found=type(atoms).__name__,
+                expected="ase.Atoms",
+                mend="pymatgen structures go to from_structure",
+            )
         fields, levels, info = fields_of_atoms(
             atoms,
             keys={

@@ -31,7 +31,7 @@ from alchemi_xr.data.level import (
     LevelRows,
     own_storage,
 )
-from alchemi_xr.errors import FieldError, IndexRangeError
+from alchemi_xr.errors import ArgumentTypeError, FieldError, IndexRangeError
 
 if TYPE_CHECKING:
     pass
@@ -123,7 +123,7 @@ class Batch(FlatFields):
         FieldError
             The list is empty, or a field has two row shapes or two levels.
         """
-        samples = list(data_list)
+        samples = _samples("Batch.from_data_list", data_list)
         if not samples:
             raise FieldError("Batch.from_data_list", "Cannot create batch from empty data list")
         extra = as_levels(attr_map, field_levels)
@@ -189,6 +189,8 @@ class Batch(FlatFields):
     @classmethod
     def from_block(cls, block: Block, device: torch.device | str = "cpu") -> Batch:
         """A batch over the arrays of a block (the same memory on CPU); text is left out."""
+        if not isinstance(block, Block):
+            raise _wrong_kind("Batch.from_block", block, "a Block", "samples go to from_data_list")
         return cls._of(flat_of_block(block, torch.device(device)))
 
     def to_block(self) -> Block:
@@ -263,6 +265,10 @@ class Batch(FlatFields):
 
     def get_data(self, idx: int) -> AtomicData:
         """One system as a copy, its edges local again; an absent field is None."""
+        if isinstance(idx, bool) or not hasattr(idx, "__index__"):
+            raise _wrong_kind(
+                "Batch.get_data", idx, "a whole number", "choose many with batch[...]"
+            )
         if not -self._num <= idx < self._num:
             raise IndexRangeError(
                 "Batch",
@@ -321,6 +327,8 @@ class Batch(FlatFields):
         field_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """Add the systems of another batch, in place; see ``buffers.append``."""
+        if not isinstance(other, Batch):
+            raise _wrong_kind("Batch.append", other, "a Batch", "append_data([...]) takes samples")
         buffers.append(self, other, missing_fields=missing_fields, defaults=field_defaults or {})
 
     def append_data(
@@ -333,7 +341,7 @@ class Batch(FlatFields):
         FieldError
             The list is empty.
         """
-        samples = list(data_list)
+        samples = _samples("Batch.append_data", data_list)
         if not samples:
             raise FieldError("Batch.append_data", "No data provided")
         self.append(Batch.from_data_list(samples, device=self._device, exclude_keys=exclude_keys))
@@ -540,3 +548,27 @@ def _shift_edges(pairs: Tensor, shift: IntArray, edges: LevelRows) -> Tensor:
     per_system = torch.tensor(shift, device=pairs.device).to(pairs.dtype)
     per_edge = torch.repeat_interleave(per_system, edges.counts_device, output_size=len(pairs))
     return pairs + per_edge[:, None]
+
+
+def _wrong_kind(where: str, found: object, expected: str, mend: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        where,
+        "an argument of the wrong kind",
+        found=type(found).__name__,
+        expected=expected,
+        mend=mend,
+    )
+
+
+def _samples(where: str, data_list: Any) -> list[AtomicData]:
+    """The samples as a list; whatever is none is named by its place."""
+    # A single sample iterates over its fields, so it would pass for a list.
+    if isinstance(data_list, AtomicData) or not hasattr(data_list, "__iter__"):
+        raise _wrong_kind(where, data_list, "a list of AtomicData", "put it into a list")
+    samples = list(data_list)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, AtomicData):
+            raise _wrong_kind(
+                f"{where}, sample {i}", sample, "AtomicData", "dicts go to Batch.from_raw_dicts"
+            )
+    return samples
