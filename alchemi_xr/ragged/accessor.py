@@ -261,7 +261,7 @@ class RaggedAccessor:
             ``"w-"`` makes a store; ``"w"`` replaces one too (be it the one that
             this Dataset reads, which stays readable); ``"a"`` adds the samples
             to a store that is there: all is computed and checked first, then
-            appended a block at a time, deleted samples left out.
+            appended in one commit, deleted samples left out.
         config : ZarrWriteConfig, mapping or profile name, optional
         client : None, int, str, LocalCluster or Client
             Where it runs: threads here, so many worker processes, or a cluster.

@@ -582,8 +582,8 @@ def _check_fits(incoming: Mapping[str, Incoming], columns: Sequence[_Column], pl
 
 
 def _append(part: Any, place: Any) -> None:
-    """Add a finished store's samples to another one, a block at a time."""
-    writer = StoreWriter(place)
-    with open_store(part) as made:
-        for block in made.iter_blocks(max_bytes=int(option("stream_bytes")) // 2):
+    """Add a finished store's samples to another one: many blocks, one commit."""
+    size = int(option("stream_bytes")) // 2
+    with open_store(part) as made, StoreWriter(place).transaction(max_bytes=size) as writer:
+        for block in made.iter_blocks(max_bytes=size):
             writer.append(block)
