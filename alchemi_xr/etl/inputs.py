@@ -35,8 +35,11 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
     SourceError
         A path is no regular file, or a folder may not be read.
     """
-    listed = isinstance(src, Iterable) and not isinstance(src, (str, bytes, os.PathLike))
-    given: list[Any] = list(src) if listed else [src]
+    given: list[Any]
+    if isinstance(src, (str, bytes, os.PathLike)) or not isinstance(src, Iterable):
+        given = [src]
+    else:
+        given = list(src)
     if not given:
         raise SourceNotFoundError("convert", "no input was named", mend="name at least one file")
     paths: list[str] = []

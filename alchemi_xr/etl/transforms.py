@@ -161,11 +161,11 @@ def _too_large(block: Block, dtypes: Mapping[str, str]) -> list[tuple[int, str, 
             continue
         target = np.dtype(dtype)
         limits = np.finfo(target) if target.kind == "f" else np.iinfo(target)
-        bad = (values > limits.max) | (values < limits.min)
+        bad: NDArray = np.asarray((values > limits.max) | (values < limits.min))
         if target.kind == "f":
             bad &= np.isfinite(values)
         if bad.any():
-            bad = bad.any(axis=tuple(range(1, values.ndim)))
+            bad = np.asarray(bad.any(axis=tuple(range(1, values.ndim))))
             for sample in Checks._samples(block, name, bad):
                 failed.setdefault(sample, (sample, name, f"holds a number too large for {dtype}"))
     return [failed[sample] for sample in sorted(failed)]

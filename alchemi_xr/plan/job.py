@@ -131,19 +131,21 @@ class Job:
         return self
 
     def _open_lock(self) -> IO[str]:
+        reason: OSError | None = None
         for _ in range(100):
             try:
                 self.folder.mkdir(exist_ok=True)
                 return open(self.folder / "lock", "a+", encoding="utf-8")
-            except FileNotFoundError as error:
-                # Removed by its last holder in this very moment, or no place for folders.
+            except (FileNotFoundError, FileExistsError) as error:
+                # Removed by its last holder in this very moment (mkdir saw it, its
+                # look at what is there did not), or no place for folders.
                 reason = error
             except OSError as error:
                 reason = error
                 break
         raise ConfigError(
             str(self.destination),
-            f"no store can be built there ({reason.strerror})",
+            f"no store can be built there ({reason.strerror if reason else ''})",
             mend="give a path in a folder where you may write",
         ) from reason
 

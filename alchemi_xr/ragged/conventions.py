@@ -249,8 +249,10 @@ def _pointer(ds: xr.Dataset, plural: str, samples: int | None) -> Ptr | None:
 def _need_dims(ds: xr.Dataset, rows: Mapping[Level, int]) -> None:
     """Raise where a level's dim was renamed: its variables would stay behind."""
     for name, var in ds.variables.items():
-        level = var.attrs.get("level")
-        if not isinstance(level, str) or level not in rows or not var.ndim:
+        if not var.ndim:
+            continue
+        level = next((one for one in rows if one == var.attrs.get("level")), None)
+        if level is None:
             continue
         if DIMS[level] in var.dims or PTR_DIM in var.dims:
             continue
