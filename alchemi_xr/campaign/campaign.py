@@ -22,6 +22,7 @@ from alchemi_xr.errors import CampaignError, ConfigError, StoreExistsError
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.store.codecs import as_config
 from alchemi_xr.store.fs import looks_like_store
+from alchemi_xr.store.locate import local_path
 from alchemi_xr.store.reader import Snapshot, open_store
 
 __all__ = ["Campaign"]
@@ -141,13 +142,15 @@ class Campaign:
             raise ConfigError("Campaign", "max_force", found=max_force, expected="a force in eV/Å")
         as_config(config)  # refuses a wrong one now, not when all is computed
         failure_limit(max_failures, 1)  # refuses a wrong one now, not on the cluster
-        self.source = Path(os.fspath(source))
+        self.source = local_path(source, "Campaign, source")
         self.stages = stages
-        self.results = Path(os.fspath(results))
+        self.results = local_path(results, "Campaign, results")
         self.unit_size = unit_size
         self.max_atoms = max_atoms
         self.max_batch_size = max_batch_size
-        self.trajectory = None if trajectory is None else Path(os.fspath(trajectory))
+        self.trajectory = (
+            None if trajectory is None else local_path(trajectory, "Campaign, trajectory")
+        )
         self.trajectory_every = trajectory_every
         self.directory = Path(f"{self.results}.campaign" if directory is None else directory)
         self.workers = workers

@@ -15,6 +15,7 @@ import numpy as np
 
 from alchemi_xr._typing import BoolArray, PathLike
 from alchemi_xr.errors import SourceError
+from alchemi_xr.etl.elsewhere import convert_elsewhere, is_elsewhere
 from alchemi_xr.etl.report import ConvertReport, FieldReport
 from alchemi_xr.etl.request import Request
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
@@ -55,14 +56,17 @@ def convert(
     progress: bool | Progress = True,
     resume: bool = True,
     options: Mapping[str, Any] | None = None,
+    storage_options: dict[str, Any] | None = None,
 ) -> ConvertReport:
     """Convert files to a store and report what came of every record.
 
     Parameters
     ----------
     src : path, pattern, folder, or several of them
-    dst : path
-        Where the store appears, in one step, when all is done.
+    dst : path or URL
+        Where the store appears, in one step, when all is done. For a URL it is
+        built in a temporary folder (of ``TMPDIR``) and then copied, and an
+        interrupted conversion begins anew.
     format : str, optional
         Name of a source; by default each says whether a file is its own.
     on_error : {"raise", "quarantine"}
@@ -96,6 +100,8 @@ def convert(
         Take up an interrupted conversion of the same input.
     options : dict, optional
         Further arguments of the source.
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
 
     Raises
     ------
@@ -106,6 +112,9 @@ def convert(
     --------
     >>> report = convert("train.extxyz", "train.zarr")  # doctest: +SKIP
     """
+    arguments = dict(locals())
+    if isinstance(dst, str) and is_elsewhere(dst):
+        return convert_elsewhere(convert, **arguments)
     begun = time.perf_counter()
     destination = check_destination(dst, overwrite=overwrite)
     config = as_config(profile)

@@ -53,12 +53,17 @@ def open_dataset(
     drop_deleted: bool = True,
     cache: bool = False,
     generation: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot: str | None = None,
 ) -> xr.Dataset:
     """A store as one lazy, ragged Dataset.
 
     Parameters
     ----------
-    store : str, path, Zarr store, or Snapshot
+    store : str, path, Zarr store, Icechunk Repository or Snapshot
+        A path, any URL that fsspec knows, or ``icechunk:<path or URL>``.
     chunks : optional
         None keeps the fields in the store until they are asked for. Anything
         else makes Dask arrays whose blocks end at sample boundaries, the same
@@ -74,6 +79,10 @@ def open_dataset(
         Keep a field in memory once all of it was read.
     generation : int, optional
         An older committed generation, where the store still has it.
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
+    branch, tag, snapshot : str, optional
+        A state of an Icechunk repository; by default the newest of branch ``main``.
 
     Returns
     -------
@@ -92,16 +101,27 @@ def open_dataset(
     ConfigError
         ``chunks`` is not understood.
     """
-    snapshot = store if isinstance(store, Snapshot) else _open(store, generation)
-    selection = Selection.all(snapshot)
-    if drop_deleted and not snapshot.samples_mask.all():
-        selection = selection.take(np.asarray(snapshot.active, dtype=np.int64))
-    names = _choose(snapshot, fields)
+    held = (
+        store
+        if isinstance(store, Snapshot)
+        else open_store(
+            store,
+            generation=generation,
+            storage_options=storage_options,
+            branch=branch,
+            tag=tag,
+            snapshot=snapshot,
+        )
+    )
+    selection = Selection.all(held)
+    if drop_deleted and not held.samples_mask.all():
+        selection = selection.take(np.asarray(held.active, dtype=np.int64))
+    names = _choose(held, fields)
     ds, struct, stored = _build(selection, names, cache=cache)
     if not drop_deleted:
         mask = xr.Variable(
             (DIMS["system"],),
-            np.asarray(snapshot.samples_mask),
+            np.asarray(held.samples_mask),
             {"long_name": "sample is not deleted", "level": "system"},
         )
         ds = ds.assign_coords(samples_mask=mask)
@@ -130,6 +150,10 @@ class AlchemiBackend(BackendEntrypoint):
         "drop_deleted",
         "generation",
         "sample_chunks",
+        "storage_options",
+        "branch",
+        "tag",
+        "snapshot",
     )
 
     def open_dataset(
@@ -141,10 +165,21 @@ class AlchemiBackend(BackendEntrypoint):
         drop_deleted: bool = True,
         generation: int | None = None,
         sample_chunks: Any = None,
+        storage_options: dict[str, Any] | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot: str | None = None,
     ) -> xr.Dataset:
         """The lazy Dataset; caching and Dask are added by xarray."""
         ds = open_dataset(
-            filename_or_obj, fields=fields, drop_deleted=drop_deleted, generation=generation
+            filename_or_obj,
+            fields=fields,
+            drop_deleted=drop_deleted,
+            generation=generation,
+            storage_options=storage_options,
+            branch=branch,
+            tag=tag,
+            snapshot=snapshot,
         )
         if drop_variables is not None:
             drop = [drop_variables] if isinstance(drop_variables, str) else list(drop_variables)
@@ -162,16 +197,15 @@ class AlchemiBackend(BackendEntrypoint):
         try:
             if not isinstance(filename_or_obj, (str, os.PathLike)):
                 return False
-            root = os.path.join(os.fspath(filename_or_obj), "zarr.json")
+            text = os.fspath(filename_or_obj)
+            if text.startswith("icechunk:"):
+                return True
+            root = os.path.join(text, "zarr.json")
             with open(root, encoding="utf-8") as file:
                 attributes = json.load(file).get("attributes", {})
             return "alchemi_xr" in attributes or {"num_samples", "fields"} <= set(attributes)
         except (OSError, ValueError, TypeError, AttributeError):
             return False
-
-
-def _open(store: Any, generation: int | None) -> Snapshot:
-    return open_store(store) if generation is None else open_store(store, generation=generation)
 
 
 def _choose(snapshot: Snapshot, fields: Iterable[str] | None) -> list[str]:

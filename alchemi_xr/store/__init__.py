@@ -18,6 +18,8 @@ _NAMES = {
     "StoreWriter": "writer",
     "ZarrArrayConfig": "codecs",
     "ZarrWriteConfig": "codecs",
+    "copy_store": "copying",
+    "open_repository": "icechunk",
     "open_store": "reader",
     "repair": "verify",
 }

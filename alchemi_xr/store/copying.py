@@ -209,7 +209,13 @@ def _copy_objects(snapshot: Snapshot, place: Place) -> None:
 
     async def copy_all() -> None:
         gate = asyncio.Semaphore(_COPIED_AT_ONCE)
-        await asyncio.gather(*(copy(key, gate) for key in await keys()))
+        found = await keys()
+        # Icechunk takes a chunk only of an array that it knows, so metadata goes first.
+        metadata = [key for key in found if key.endswith("zarr.json")]
+        for key in sorted(metadata, key=lambda key: key.count("/")):
+            await copy(key, gate)
+        chunks = [key for key in found if not key.endswith("zarr.json")]
+        await asyncio.gather(*(copy(key, gate) for key in chunks))
 
     wait(copy_all())
     with snapshot.refresh() as newest:

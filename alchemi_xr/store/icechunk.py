@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from alchemi_xr.errors import (
     StoreNotFoundError,
 )
 from alchemi_xr.store import fs
+from alchemi_xr.store._compat import read_json
 from alchemi_xr.store.locate import Place
 from alchemi_xr.store.remote import CheckedStore, scheme_of
 
@@ -50,6 +52,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAIN = "main"
+_IN_MEMORY = re.compile(r"InMemory|type: in-memory")
 _TRIES = 200
 _LONGEST_WAIT = 1.0
 
@@ -105,7 +108,7 @@ class Repository:
     @property
     def in_memory(self) -> bool:
         """Whether other processes cannot reach it."""
-        return self._storage is None and "memory" in str(self.open().storage).lower()
+        return self._storage is None and bool(_IN_MEMORY.search(str(self.open().storage)))
 
     def at(self, snapshot: str) -> Repository:
         """The same repository at one snapshot."""
@@ -255,7 +258,7 @@ class Repository:
         icechunk = _icechunk()
         try:
             with _alone(self._folder):
-                session.commit("alchemi_xr")
+                session.commit(_message(session.store))
         except icechunk.ConflictError as error:
             raise StoreConflictError(
                 self.where,
@@ -284,6 +287,16 @@ def _remade(
         snapshot=snapshot,
         folder=folder,
     )
+
+
+def _message(store: Store) -> str:
+    """What the history of the repository says of a commit of ours."""
+    try:
+        ours = (read_json(store, "zarr.json") or {})["attributes"]["alchemi_xr"]
+        last = ours["history"][-1]
+        return f"{last['operation']}: {last['samples']} samples, generation {last['generation']}"
+    except (KeyError, IndexError, TypeError):
+        return "alchemi_xr"
 
 
 def _first_line(error: BaseException) -> str:

@@ -280,10 +280,8 @@ class Lease:
 
 def _objects(where: str, store: RemoteStore) -> Objects | None:
     """How a lease is kept in a store; None when it is in the memory of this process."""
-    if store.is_process_memory:
-        return None
     objects = store.objects
-    if objects is None:
+    if objects is None and not store.is_process_memory:
         raise StoreError(
             where,
             "this kind of place cannot keep two writers apart: no conditional put is known for it",

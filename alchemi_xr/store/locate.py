@@ -27,7 +27,7 @@ from alchemi_xr.store.remote import RemoteStore, open_url, scheme_of
 if TYPE_CHECKING:
     from alchemi_xr.store.icechunk import Repository
 
-__all__ = ["DurableStore", "Place", "PinnedStore", "locate"]
+__all__ = ["DurableStore", "Place", "PinnedStore", "local_path", "locate"]
 
 _PROC_FD = Path("/proc/self/fd")
 
@@ -216,14 +216,7 @@ def _locate_text(
         return locate_location(text, options, refs)
     scheme = scheme_of(text)
     if scheme is not None and "://" not in text:
-        # Path("memory://1") is the relative path "memory:/1": a folder "memory:" would come of it.
-        raise ConfigError(
-            text,
-            "this is a URL that was made a Path, or its text was cut",
-            expected=f"{scheme}://...",
-            mend="give the URL as text, or the store itself; a folder whose name ends with a "
-            "colon is reached by its absolute path",
-        )
+        raise _no_path(text, scheme)
     if scheme in ("file", "local"):
         text, options = text.partition("://")[2], None
     elif scheme is not None:
@@ -231,6 +224,38 @@ def _locate_text(
     if options:
         raise ConfigError(text, "storage_options go with a URL, and this is a local path")
     return Place(str(store), path=Path(os.path.abspath(text)))
+
+
+def _no_path(text: str, scheme: str) -> ConfigError:
+    # Path("memory://1") is the relative path "memory:/1": a folder "memory:" would come of it.
+    return ConfigError(
+        text,
+        "this is a URL that was made a Path, or its text was cut",
+        expected=f"{scheme}://...",
+        mend="give the URL as text, or the store itself; a folder whose name ends with a "
+        "colon is reached by its absolute path",
+    )
+
+
+def local_path(value: str | os.PathLike[str], what: str) -> Path:
+    """A path of this machine; for callers that need a folder.
+
+    Raises
+    ------
+    ConfigError
+        It is a URL, or was one: no folder ``s3:`` is made of it.
+    """
+    text = os.fspath(value)
+    scheme = scheme_of(text)
+    if scheme is not None and "://" not in text:
+        raise _no_path(text, scheme)
+    if scheme is not None or text.startswith("icechunk:"):
+        raise ConfigError(
+            what,
+            f"{text!r} is no path of this machine, and a folder is needed here",
+            mend="give a path; alchemi_xr.store.copy_store brings a store from and to a URL",
+        )
+    return Path(text)
 
 
 def _folder_of(store: FsspecStore | ObjectStore[Any]) -> Path | None:

@@ -101,6 +101,8 @@ class CheckedStore(WrapperStore[Store]):
         return value
 
     async def exists(self, key: str) -> bool:
+        if hasattr(self._store, "session") and key.rpartition("/")[2].startswith(".z"):
+            return False  # Icechunk knows format 3 only, and refuses to be asked
         return await self._attempt(key, "looked for", lambda: super(CheckedStore, self).exists(key))
 
     async def _attempt(self, key: str, done: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -409,6 +409,10 @@ def _open(place: Place, store: Store, path: str) -> zarr.Array[Any]:
     except Exception as error:
         if isinstance(store, PinnedStore) and not store.is_whole():
             raise store.missing(path) from error
+        if isinstance(store, CheckedStore):
+            lost = store.missing(path)
+            if isinstance(lost, StaleSnapshotError):
+                raise lost from error
         raise CorruptStoreError(
             place.where,
             f"array {path!r} is missing or cannot be opened ({type(error).__name__})",

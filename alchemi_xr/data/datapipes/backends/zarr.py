@@ -42,15 +42,19 @@ class AtomicDataZarrWriter:
 
     Parameters
     ----------
-    store : str, path, dict, or Zarr store
+    store : str, path, URL, dict, Zarr store or Icechunk Repository
     config : ZarrWriteConfig or mapping, optional
         Chunks and codecs of arrays that are made; existing ones keep theirs.
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
     """
 
-    def __init__(self, store: Any, config: Any = None) -> None:
+    def __init__(
+        self, store: Any, config: Any = None, *, storage_options: dict[str, Any] | None = None
+    ) -> None:
         self.store = store
         self.config = config
-        self._writer = StoreWriter(store, config)
+        self._writer = StoreWriter(store, config, storage_options=storage_options)
 
     def write(
         self, data: AtomicData | Sequence[AtomicData] | Batch | Block, *, overwrite: bool = False
@@ -107,9 +111,9 @@ class AtomicDataZarrWriter:
         """Take samples back that were deleted and not yet defragmented away."""
         self._writer.undelete(_plain(indices))
 
-    def defragment(self, config: Any = None) -> None:
-        """Rebuild the store without its deleted samples, in one swap."""
-        self._writer.defragment(config)
+    def defragment(self, config: Any = None, *, dest: Any = None) -> None:
+        """Rebuild the store without its deleted samples, in one swap, or at ``dest``."""
+        self._writer.defragment(config, dest=dest)
 
 
 class AtomicDataZarrReader(Reader):
@@ -117,7 +121,7 @@ class AtomicDataZarrReader(Reader):
 
     Parameters
     ----------
-    store : str, path, dict, Zarr store, or Snapshot
+    store : str, path, URL, dict, Zarr store, Icechunk Repository or Snapshot
     pin_memory : bool
         Give tensors in page-locked memory (no effect without CUDA).
     include_index_in_metadata : bool
@@ -125,6 +129,8 @@ class AtomicDataZarrReader(Reader):
         Read only these.
     cache_bytes : int
         Decoded chunks to keep; 0 keeps none.
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
 
     Raises
     ------
@@ -142,12 +148,14 @@ class AtomicDataZarrReader(Reader):
         include_index_in_metadata: bool = True,
         fields: Sequence[str] | None = None,
         cache_bytes: int = DEFAULT_BYTES,
+        storage_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(pin_memory=pin_memory, include_index_in_metadata=include_index_in_metadata)
         self.store = store
         self._snapshot: Snapshot | None = store if isinstance(store, Snapshot) else None
         if self._snapshot is None:
-            self._snapshot = open_store(store)
+            self._snapshot = open_store(store, storage_options=storage_options)
+        self._place = self._snapshot.place
         self._chosen = None if fields is None else self._known(fields)
         self._cache = PieceCache(cache_bytes)
         # Positions of the samples that are not deleted; of the generation held.
@@ -229,7 +237,7 @@ class AtomicDataZarrReader(Reader):
         """
         from alchemi_xr.store.verify import verify
 
-        report = verify(self.store.place if isinstance(self.store, Snapshot) else self.store)
+        report = verify(self._place)
         if not report.ok:
             raise CorruptStoreError(
                 self.where, str(report), mend="`alchemi-xr repair`, or restore it from a copy"
@@ -336,8 +344,7 @@ class AtomicDataZarrReader(Reader):
     def reopen(self) -> None:
         """Open the newest generation again after ``close``; an open reader stays as it is."""
         if self._snapshot is None:
-            where = self.store.place if isinstance(self.store, Snapshot) else self.store
-            self._snapshot = open_store(where)
+            self._snapshot = open_store(self._place)
             self._active = self._snapshot.active
 
     def close(self) -> None:
