@@ -23,7 +23,7 @@ from alchemi_xr.plan.tasks import PartResult
 from alchemi_xr.store.reader import Snapshot
 from alchemi_xr.store.schema import FieldInfo
 
-__all__ = ["Counted", "Gather", "count", "digest", "release"]
+__all__ = ["Counted", "Gather", "count", "digest", "opened", "release"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Gather:
             end = min(stop, int(self._ptr[number + 1]))
             if end > begin:
                 samples = np.array(order[begin:end], dtype=np.int64)
-                snapshot = _opened(self._sources[number])
+                snapshot = opened(self._sources[number])
                 blocks.append(snapshot.read_block(samples, self._names[number]))
         return PartResult(Block.concat(blocks, where="merge"))
 
@@ -126,7 +126,8 @@ def release() -> None:
     _unpickled.cache_clear()
 
 
-def _opened(source: bytes | Snapshot) -> Snapshot:
+def opened(source: bytes | Snapshot) -> Snapshot:
+    """The snapshot behind a source, one of the few that a process keeps."""
     return _unpickled(source) if isinstance(source, bytes) else source
 
 

@@ -20,8 +20,9 @@ import numpy as np
 from alchemi_xr._typing import BoolArray, IntArray
 from alchemi_xr._version import __version__
 from alchemi_xr.errors import StoreExistsError, StoreNotFoundError
-from alchemi_xr.etl.gather import Counted, Gather, count, digest, release
+from alchemi_xr.etl.gather import Counted, Gather, count, digest, opened, release
 from alchemi_xr.etl.report import MaintainReport
+from alchemi_xr.etl.spool import Runs, is_scattered
 from alchemi_xr.etl.union import unify
 from alchemi_xr.plan.client import Runner, open_runner
 from alchemi_xr.plan.job import Job, Recipe, build, check_destination
@@ -169,7 +170,7 @@ def _in_place(
         recipe, counted = _next(snapshot, choose, chosen, operation)
         how.check(recipe, runner, snapshot.where)
         clear_unfinished(path)
-        reader = Gather([counted], [layout.name for layout in recipe.plan.layouts], job.folder)
+        reader = _reader([counted], recipe, job, runner, shown)
         resumed = build(recipe, reader, job, runner, shown, title=operation, resume=how.resume)
         removed = snapshot.num_samples - len(counted.order)
         report = _made(place.where, recipe, job.store, removed=removed, resumed=resumed)
@@ -268,8 +269,7 @@ def build_new(
         for (path, recipe, stores), job, done in zip(parts, jobs, there, strict=True):
             resumed, folder = True, path
             if not done:
-                names = [layout.name for layout in recipe.plan.layouts]
-                reader, folder = Gather(stores, names, job.folder), job.store
+                reader, folder = _reader(stores, recipe, job, runner, shown), job.store
                 resumed = build(
                     recipe, reader, job, runner, shown, title=recipe.operation, resume=how.resume
                 )
@@ -278,6 +278,21 @@ def build_new(
             if not done:
                 job.publish(overwrite=overwrite)
     return reports
+
+
+def _reader(
+    stores: Sequence[Counted], recipe: Recipe, job: Job, runner: Runner, shown: Progress
+) -> Gather | Runs:
+    """What reads the chosen samples: from where they stand, or from sorted runs."""
+    names = [layout.name for layout in recipe.plan.layouts]
+    if len(stores) == 1 and not job.is_done(recipe):
+        snapshot, order = opened(stores[0].source), stores[0].order
+        if is_scattered(snapshot, order, recipe.plan):
+            folder = job.folder / f"runs-{recipe.identity}"
+            runs = Runs(stores[0], snapshot, names, recipe.plan, folder)
+            runs.prepare(runner, shown, recipe.operation)
+            return runs
+    return Gather(stores, names, job.folder)
 
 
 def _made(

@@ -630,3 +630,33 @@ def test_sizes_of_parts() -> None:
             assert sizes.sum() == total
             assert all(abs(n - s * total) < 1 for n, s in zip(sizes, shares, strict=True))
             assert math.isclose(sum(shares), 1)
+
+
+def test_scattered_orders_go_through_sorted_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text, holes and edges come through, with the bytes of gathering; a stop is taken up."""
+    from alchemi_xr.etl import rebuild
+    from alchemi_xr.etl.spool import Runs
+
+    block = make_block(900, 3)
+    block.arrays["kind"][7] = "é ✓"
+    order = np.random.default_rng(1).permutation(900)
+    block.arrays["number"] = order
+    path = tmp_path / "a.zarr"
+    StoreWriter(path, {"core": {"chunk_size": 256}, "meta": {"chunk_size": 64}}).write(block)
+    StoreWriter(path).delete([4, 5])
+    calls: list[int] = []
+    write = Runs.write
+    monkeypatch.setattr(Runs, "write", lambda self, k: (calls.append(k), write(self, k))[1])
+    with pytest.raises(Stop):
+        etl.sort(path, "number", destination=tmp_path / "b.zarr", progress=Stopping(4), threads=1)
+    done = len(calls)
+    etl.sort(path, "number", destination=tmp_path / "b.zarr")
+    assert 1 < done < len(calls) <= len(set(calls)) + 1
+    want = sorted(samples_at(path), key=lambda s: int(s["number"]))
+    assert_same_samples(samples_at(tmp_path / "b.zarr"), want)
+    monkeypatch.setattr(rebuild, "is_scattered", lambda *a: False)
+    etl.sort(path, "number", destination=tmp_path / "c.zarr")
+    assert tree(tmp_path / "c.zarr") == tree(tmp_path / "b.zarr")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr", "b.zarr", "c.zarr"]
