@@ -12,7 +12,11 @@ from benchmarks.report import machine, print_rows
 
 def main(names: list[str]) -> None:
     here = str(Path(__file__).parent)
-    found = [m.name for m in pkgutil.iter_modules([here]) if m.name not in ("report", "__main__")]
+    found = [
+        m.name
+        for m in pkgutil.iter_modules([here])
+        if m.name not in ("report", "store_peer", "__main__")
+    ]
     print(machine())
     print("page cache warm; medians of alternated rounds")
     for name in names or found:

@@ -49,13 +49,17 @@ def register(app: typer.Typer) -> None:
 def verify(
     store: Store,
     data: Annotated[
-        bool, typer.Option("--data", help="Decode every chunk too (reads the whole store).")
+        bool, typer.Option("--data", help="The same as --checksums, its older name.")
+    ] = False,
+    checksums: Annotated[
+        bool,
+        typer.Option("--checksums", help="Decode every chunk too (reads the whole store)."),
     ] = False,
 ) -> None:
     """Check a store; exit code 1 when committed data is not sound."""
     from alchemi_xr.store.verify import verify as check
 
-    _end(check(store, data=data))
+    _end(check(store, checksums=data or checksums))
 
 
 def repair(

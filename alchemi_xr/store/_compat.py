@@ -28,6 +28,7 @@ __all__ = [
     "object_keys",
     "object_rows_of",
     "quiet",
+    "stored_bytes",
     "read_json",
     "replace_contents",
     "text_array",
@@ -144,6 +145,14 @@ def crc32c(data: bytes | bytearray | memoryview) -> bytes:
     # It takes no memoryview.
     value: int = google_crc32c.value(np.frombuffer(data, np.uint8))
     return value.to_bytes(4, "little")
+
+
+def stored_bytes(store: Any, prefix: str) -> int | None:
+    """Bytes below a prefix of a store; None where it cannot tell."""
+    try:
+        return int(wait(store.getsize_prefix(prefix)))
+    except (AttributeError, NotImplementedError, OSError):
+        return None
 
 
 def text_array(values: Any) -> np.ndarray[Any, Any]:

@@ -189,6 +189,7 @@ class BulkWriter:
             generation=generation - 1,
             identity=identity or uuid.uuid4().hex,
             provenance=dict(provenance or {}),
+            encoding=chosen.to_json(),
         ).next(operation, counts=counts)
         # Deletions of an older generation are not visible here.
         schema = replace(schema, masks_since=generation)

@@ -6,6 +6,7 @@ Sizes are rows of the first axis; the other axes are always whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from alchemi_xr._typing import Level
+from alchemi_xr.data.fields import canonical_level
 from alchemi_xr.errors import ConfigError, nearest
 
 __all__ = [
@@ -54,6 +56,9 @@ class ZarrArrayConfig:
         Rows of a chunk.
     shard_size : int, optional
         Rows of a shard (one storage object), a multiple of ``chunk_size``.
+    chunk_bytes, shard_bytes : int or str, optional
+        The same by size in memory, such as ``"4MiB"``: the largest power of two
+        of rows that does not exceed it, so that arrays of a level stay aligned.
     write_empty_chunks : bool
         Kept for scripts of nvalchemi-toolkit. Chunks of fill alone are always
         written: a chunk that is not there is how a lost file is recognised.
@@ -70,8 +75,19 @@ class ZarrArrayConfig:
     chunk_size: int | None = None
     shard_size: int | None = None
     write_empty_chunks: bool = True
+    chunk_bytes: int | str | None = None
+    shard_bytes: int | str | None = None
 
     def __post_init__(self) -> None:
+        for kind in ("chunk", "shard"):
+            budget = getattr(self, f"{kind}_bytes")
+            if budget is None:
+                continue
+            object.__setattr__(self, f"{kind}_bytes", _budget(budget, "ZarrArrayConfig"))
+            if getattr(self, f"{kind}_size") is not None:
+                raise ConfigError(
+                    "ZarrArrayConfig", f"{kind}_size and {kind}_bytes are both given", mend="one"
+                )
         for name in ("chunk_size", "shard_size"):
             size = getattr(self, name)
             if size is not None and (
@@ -85,14 +101,18 @@ class ZarrArrayConfig:
 
     def over(self, other: ZarrArrayConfig) -> ZarrArrayConfig:
         """This config, with what it leaves open taken from another."""
-        return ZarrArrayConfig(
-            **{
-                f.name: getattr(self, f.name)
-                if getattr(self, f.name) is not None
-                else getattr(other, f.name)
-                for f in fields(self)
-            }
-        )
+        taken = {
+            f.name: getattr(self, f.name)
+            if getattr(self, f.name) is not None
+            else getattr(other, f.name)
+            for f in fields(self)
+        }
+        for kind in ("chunk", "shard"):
+            size, budget = f"{kind}_size", f"{kind}_bytes"
+            if taken[size] is not None and taken[budget] is not None:
+                # Rows and bytes say the same thing: the stronger config decides.
+                taken[budget if getattr(self, size) is not None else size] = None
+        return ZarrArrayConfig(**taken)
 
 
 @dataclass(frozen=True)
@@ -107,6 +127,9 @@ class ZarrWriteConfig:
         By field; beats the group.
     profile : str
         One of ``PROFILES``; what the configs leave open.
+    chunk_bytes, shard_bytes : int, str or mapping, optional
+        Size of a chunk and of a shard in memory where no config says otherwise;
+        one for all, or by level: ``{"atom": "8MiB", "edge": "16MiB"}``.
 
     Raises
     ------
@@ -119,8 +142,12 @@ class ZarrWriteConfig:
     custom: ZarrArrayConfig = field(default_factory=ZarrArrayConfig)
     field_overrides: Mapping[str, ZarrArrayConfig] = field(default_factory=dict)
     profile: str = DEFAULT_PROFILE
+    chunk_bytes: Any = None
+    shard_bytes: Any = None
 
     def __post_init__(self) -> None:
+        for name in ("chunk_bytes", "shard_bytes"):
+            object.__setattr__(self, name, _by_level(getattr(self, name), name))
         for name in ("meta", "core", "custom"):
             object.__setattr__(self, name, _array_config(getattr(self, name), name))
         overrides = {k: _array_config(v, k) for k, v in dict(self.field_overrides).items()}
@@ -132,6 +159,79 @@ class ZarrWriteConfig:
         base: ZarrArrayConfig = getattr(self, group if group in ("core", "custom") else "meta")
         override = self.field_overrides.get(name)
         return base if override is None else override.over(base)
+
+    def to_json(self) -> dict[str, Any]:
+        """What of this differs from the defaults, in words that make a config again."""
+        out: dict[str, Any] = {"profile": self.profile}
+        for name in ("meta", "core", "custom"):
+            entry = _array_to_json(getattr(self, name))
+            if entry:
+                out[name] = entry
+        overrides = {k: _array_to_json(v) for k, v in self.field_overrides.items()}
+        if overrides:
+            out["field_overrides"] = overrides
+        for name in ("chunk_bytes", "shard_bytes"):
+            if getattr(self, name):
+                out[name] = dict(getattr(self, name))
+        return out
+
+
+def _array_to_json(config: ZarrArrayConfig) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if value is None or f.name == "write_empty_chunks":
+            continue
+        out[f.name] = value if isinstance(value, (int, str)) else _codecs_to_json(value)
+    return out
+
+
+def _codecs_to_json(value: Any) -> Any:
+    if isinstance(value, (str, Mapping)):
+        return value
+    if isinstance(value, Iterable):
+        return [_codecs_to_json(item) for item in value]
+    return value.to_dict() if hasattr(value, "to_dict") else str(value)
+
+
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+
+
+def _budget(value: Any, where: str) -> int:
+    """Bytes from a number or from text such as ``4MiB``."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+        if match and match[2].lower() in _SIZES:
+            try:
+                value = int(float(match[1]) * _SIZES[match[2].lower()])
+            except ValueError:
+                match = None
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(
+            where, "this is no number of bytes", found=repr(value), expected="such as 4MiB"
+        )
+    return int(value)
+
+
+def _by_level(value: Any, name: str) -> dict[Level, int]:
+    levels: tuple[Level, ...] = ("atom", "edge", "system")
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        where = f"ZarrWriteConfig, {name}"
+        return {
+            canonical_level(level, where=where): _budget(v, where) for level, v in value.items()
+        }
+    return dict.fromkeys(levels, _budget(value, f"ZarrWriteConfig, {name}"))
+
+
+def _fitting(budget: int, row_bytes: int) -> int:
+    """The largest power of two of rows within a number of bytes."""
+    return 1 << max(0, (budget // max(1, row_bytes)).bit_length() - 1)
 
 
 def as_config(config: Any) -> ZarrWriteConfig:
@@ -226,7 +326,15 @@ def _named(codec: Any, dtype: np.dtype[Any]) -> Any:
         return {"name": "numcodecs.bitround", "configuration": {"keepbits": level or 12}}
     if name == "delta":
         return {"name": "numcodecs.delta", "configuration": {"dtype": dtype.str}}
-    known = ("zstd", "gzip", "lz4", "blosc-lz4", "blosc-zstd", "pcodec", "bitround", "delta")
+    if name == "shuffle":
+        size = level or dtype.itemsize
+        return {"name": "numcodecs.shuffle", "configuration": {"elementsize": size}}
+    if name == "crc32c":
+        return Crc32cCodec()
+    known = (
+        *("zstd", "gzip", "lz4", "blosc-lz4", "blosc-zstd", "pcodec", "bitround", "delta"),
+        *("shuffle", "crc32c"),
+    )
     raise ConfigError("codec", f"{codec!r} is not known. {nearest(name, known)}")
 
 
@@ -289,20 +397,29 @@ def encoding(
         arguments["filters"] = _several(chosen.filters, dtype)
     if chosen.serializer is not None and not is_text:
         arguments["serializer"] = _named(chosen.serializer, dtype)
+    row_bytes = (64 if is_text else dtype.itemsize) * int(np.prod(tail, dtype=np.int64))
+    shard = chosen.shard_size
+    shard_budget = chosen.shard_bytes or config.shard_bytes.get(level)
+    if shard is None and shard_budget is not None:
+        shard = _fitting(int(shard_budget), row_bytes)
     rows = chosen.chunk_size
     if rows is None:
+        chunk_budget = chosen.chunk_bytes or config.chunk_bytes.get(level)
         rows = DEFAULT_CHUNK_ROWS[level]
-        row_bytes = (64 if is_text else dtype.itemsize) * int(np.prod(tail, dtype=np.int64))
+        if chunk_budget is not None:
+            rows = _fitting(int(chunk_budget), row_bytes)
         # Halving keeps every chunk a divisor of the default, so that one
         # alignment holds for all arrays of a level.
-        while rows > 64 and rows * row_bytes > _MAX_CHUNK_BYTES:
+        while chunk_budget is None and rows > 64 and rows * row_bytes > _MAX_CHUNK_BYTES:
             rows //= 2
-        if chosen.shard_size is not None and chosen.shard_size < rows:
-            rows = chosen.shard_size
+        if shard is not None and shard < rows:
+            rows = shard
     # An axis of length 0 still needs a chunk length.
     whole = tuple(max(1, n) for n in tail)
     arguments["chunks"] = (rows, *whole)
-    if chosen.shard_size is not None:
-        _check_multiple(chosen.shard_size, rows, f"array {name!r}")
-        arguments["shards"] = (chosen.shard_size, *whole)
+    if shard is not None:
+        if chosen.shard_size is None:
+            shard = max(1, shard // rows) * rows
+        _check_multiple(shard, rows, f"array {name!r}")
+        arguments["shards"] = (shard, *whole)
     return arguments

@@ -8,6 +8,9 @@ Until that replacement nothing that was written exists for a reader.
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +23,13 @@ from alchemi_xr.store._compat import object_keys, object_rows_of, text_array, wa
 from alchemi_xr.store.direct import DirectArray, parse, read_document
 from alchemi_xr.store.locate import DurableStore, Place
 from alchemi_xr.store.schema import FieldInfo, StoreSchema
-from alchemi_xr.store.stage import Stage
+from alchemi_xr.store.stage import Stage, submit
 
 __all__ = ["Session", "row_mask"]
 
 # Rows of fill written in one go.
 _FILL_ROWS = 1 << 18
+_WORTH_A_THREAD = 1 << 17
 
 
 class Session:
@@ -58,6 +62,8 @@ class Session:
         self.absent_is_fill = False
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._direct: dict[str, DirectArray | None] = {}
+        # Chunks that threads are encoding, by array.
+        self._running: dict[str, Future[None]] = {}
 
     def key(self, path: str) -> str:
         return self.place.key(path)
@@ -68,6 +74,7 @@ class Session:
 
     def array(self, path: str) -> zarr.Array[Any]:
         """An array as zarr sees it; what was staged lands first."""
+        self._settle()
         if self.stage:
             self.flush()
         array = self._arrays.get(path)
@@ -87,8 +94,15 @@ class Session:
         found = self._direct[path]
         if found is None:
             return None
+        if path in self._running:
+            self._running.pop(path).result()
         found.absent_is_fill = self.absent_is_fill
         return found, self.stage
+
+    def direct(self, path: str) -> DirectArray | None:
+        """The files of an array, when it is one that needs no zarr."""
+        found = self._of(path)
+        return None if found is None else found[0]
 
     def exists(self, path: str) -> bool:
         if self.place.path is not None:
@@ -141,7 +155,14 @@ class Session:
                 rows = text_array(values).astype(object)
             else:
                 rows = np.asarray(values, dtype=array.dtype)
-            array.write(stage, start, rows.reshape(len(values), *array.tail), behind=behind)
+            rows = rows.reshape(len(values), *array.tail)
+            if stage.at_once or array.codec.is_raw or array.chunk_bytes < _WORTH_A_THREAD:
+                array.write(stage, start, rows, behind=behind)
+            else:
+                # The compressors of several arrays run side by side.
+                self._running[path] = submit(
+                    partial(array.write, stage, start, rows, behind=behind)
+                )
             return
         by_zarr = self._zarr(path)
         if 0 in by_zarr.shape[1:]:
@@ -180,6 +201,7 @@ class Session:
 
     def remove(self, path: str) -> None:
         """Remove an array and all its chunks."""
+        self._settle()
         for held in (self._arrays, self._direct):
             for name in [n for n in held if n == path or n.startswith(f"{path}/")]:
                 del held[name]
@@ -204,8 +226,16 @@ class Session:
             start, stop = number * unit, min((number + 1) * unit, total)
             self.write(path, start, row_mask(samples_mask, ptr, start, stop))
 
+    def _settle(self) -> None:
+        """Wait for the threads that encode; the first error of one is raised."""
+        running, self._running = self._running, {}
+        wait_for(running.values())
+        for future in running.values():
+            future.result()
+
     def barrier(self) -> None:
         """What is written from now on becomes visible after all that was before."""
+        self._settle()
         if isinstance(self.store, DurableStore) and self.store.dirty:
             self.flush()
         if self.stage is not None:
@@ -213,6 +243,7 @@ class Session:
 
     def flush(self) -> None:
         """Force everything written so far to the medium, and in its place."""
+        self._settle()
         if isinstance(self.store, DurableStore):
             self.store.flush()
         if self.stage is not None:
@@ -220,6 +251,8 @@ class Session:
 
     def drop(self) -> None:
         """Forget what was staged and has not landed; the session is of no use after it."""
+        wait_for(self._running.values())
+        self._running.clear()
         if self.stage is not None:
             self.stage.drop()
         self._direct.clear()
@@ -231,9 +264,11 @@ class Session:
 
     def write_root(self, attributes: dict[str, Any]) -> dict[str, Any]:
         """Replace the root document in one step, after all that was written before."""
+        self._settle()
         document = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
         if self.place.path is not None and self.stage is not None:
-            data = json.dumps(document, indent=2, ensure_ascii=False).encode()
+            # Without indents: that encoder takes longer than an append's own work.
+            data = json.dumps(document, ensure_ascii=False).encode()
             if isinstance(self.store, DurableStore):
                 self.store.flush()
             if self.stage.at_once:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,6 +33,7 @@ __all__ = [
     "fsync_paths",
     "finish_swap",
     "fsync_tree",
+    "hold",
     "journal_path",
     "link_new",
     "looks_like_store",
@@ -39,6 +42,7 @@ __all__ = [
     "partial_files",
     "previous_path",
     "publish",
+    "release",
     "remove_file",
     "remove_tree",
     "rename",
@@ -64,6 +68,7 @@ _AT_FDCWD = -100
 _FSYNC_THREADS = 8
 _WRITE_BYTES = 1 << 30
 _SYNC_FILE_RANGE_WRITE = 2
+_numbers = itertools.count()
 _HAS_FDATASYNC = hasattr(os, "fdatasync")
 
 
@@ -85,7 +90,13 @@ def sibling(path: Path, what: str) -> Path:
 
 
 def _partial_name(path: Path) -> Path:
-    return path.parent / f".{path.name}.{uuid.uuid4().hex}{PARTIAL}"
+    # Random once a process: to ask for it each time gives the interpreter away.
+    return path.parent / f".{path.name}.{_process_name(os.getpid())}-{next(_numbers)}{PARTIAL}"
+
+
+@cache
+def _process_name(pid: int) -> str:
+    return uuid.uuid4().hex
 
 
 def write_file(path: Path, data: BytesLike, *, durable: bool = False) -> None:
@@ -191,6 +202,21 @@ def atomic_replace(path: Path, data: bytes) -> None:
 def rename(source: Path, target: Path) -> None:
     """Rename a file or folder; the target, if it is a file, is replaced."""
     os.replace(source, target)
+
+
+def hold(path: Path) -> int | None:
+    """Keep the file of a name alive, whatever happens to the name; None when there is none."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+
+
+def release(held: Iterable[int]) -> None:
+    """Let go of files that were held."""
+    for fd in held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def remove_file(path: Path) -> None:
@@ -315,7 +341,7 @@ def partial_files(path: Path) -> list[Path]:
     ]
 
 
-def publish(built: Path, dest: Path, *, overwrite: bool = False) -> None:
+def publish(built: Path, dest: Path, *, overwrite: bool = False, forced: bool = False) -> None:
     """Move a finished store to its place in one step.
 
     Parameters
@@ -325,6 +351,8 @@ def publish(built: Path, dest: Path, *, overwrite: bool = False) -> None:
     dest : path
     overwrite : bool
         Replace a store that is there; it goes away only after the swap.
+    forced : bool
+        All of ``built`` is on the medium already.
 
     Raises
     ------
@@ -333,7 +361,8 @@ def publish(built: Path, dest: Path, *, overwrite: bool = False) -> None:
     NotAStoreError
         ``dest`` is there and is no store: it is never replaced.
     """
-    fsync_tree(built)
+    if not forced:
+        fsync_tree(built)
     if not os.path.lexists(dest):
         # rename(2) of a folder replaces only an empty folder, so a destination
         # that somebody made in this very moment is not lost.

@@ -18,7 +18,7 @@ from zarr.abc.store import Store
 
 from alchemi_xr._typing import BoolArray, IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
-from alchemi_xr.data.csr import as_index, row_indices
+from alchemi_xr.data.csr import as_index, counts_to_ptr, row_indices
 from alchemi_xr.data.fields import as_rows, field_order, resolve
 from alchemi_xr.errors import (
     AlchemiError,
@@ -45,6 +45,8 @@ __all__ = ["Snapshot", "open_store"]
 DEFAULT_BLOCK_BYTES = 64 * 2**20
 # A gather reads at most so many chunks in one go, which bounds its memory.
 _GATHER_CHUNKS = 4
+# Runs of neighbouring samples so long on average are copied run by run.
+_RUN_SAMPLES = 4
 
 
 def open_store(
@@ -380,7 +382,8 @@ class Snapshot:
             first, last = int(ordered[begin]), int(ordered[end - 1]) + 1
             span = self.read_rows(info.name, first, last)
             target = slice(begin, end) if order is None else order[begin:end]
-            out[target] = span[ordered[begin:end] - first]
+            # ``take`` copies whole rows; an index in brackets goes element by element.
+            out[target] = np.take(span, ordered[begin:end] - first, axis=0)
         return out
 
     # -- samples -----------------------------------------------------------
@@ -404,6 +407,13 @@ class Snapshot:
         names = self._names(fields)
         if len(index) and (len(index) == 1 or (np.diff(index) == 1).all()):
             return self._read_run(int(index[0]), int(index[-1]) + 1, names)
+        breaks = np.flatnonzero(np.diff(index) != 1) + 1
+        if (
+            len(index) > 0
+            and len(breaks) * _RUN_SAMPLES <= len(index)
+            and (np.diff(index) > 0).all()
+        ):
+            return self._read_runs(index, breaks, names)
         atom_rows, atoms_ptr = row_indices(self.atoms_ptr, index)
         edge_rows, edges_ptr = row_indices(self.edges_ptr, index)
         rows: dict[Level, IntArray] = {"atom": atom_rows, "edge": edge_rows, "system": index}
@@ -421,6 +431,41 @@ class Snapshot:
         arrays = {name: self.read_rows(name, *span[self.level(name)]) for name in names}
         index = np.arange(start, stop, dtype=np.int64)
         return self._block(index, atoms_ptr - atoms_ptr[0], edges_ptr - edges_ptr[0], arrays, names)
+
+    def _read_runs(self, index: IntArray, breaks: IntArray, names: Sequence[str]) -> Block:
+        """Ascending samples, most of them neighbours: whole runs are copied, not rows."""
+        first = index[np.concatenate(([0], breaks))]
+        last = index[np.concatenate((breaks - 1, [len(index) - 1]))] + 1
+        arrays = {}
+        for name in names:
+            ptr = self._pointers(self.level(name))
+            starts, stops = (first, last) if ptr is None else (ptr[first], ptr[last])
+            arrays[name] = self._take_runs(name, starts, stops)
+        pointers = [counts_to_ptr(np.diff(ptr)[index]) for ptr in (self.atoms_ptr, self.edges_ptr)]
+        return self._block(index, pointers[0], pointers[1], arrays, names)
+
+    def _pointers(self, level: Level) -> Ptr | None:
+        return {"atom": self.atoms_ptr, "edge": self.edges_ptr}.get(level)
+
+    def _take_runs(self, name: str, starts: IntArray, stops: IntArray) -> NDArray:
+        """Rows ``starts[k]:stops[k]`` of a field, one run after the other."""
+        info = self.info(name)
+        out = np.empty((int((stops - starts).sum()), *info.tail), dtype=info.dtype)
+        chunk = chunk_rows_of(self.array(info.name))
+        done = begin = 0
+        while begin < len(starts):
+            # Runs that end within some chunks of the first one are read together.
+            limit = (int(starts[begin]) // chunk + _GATHER_CHUNKS) * chunk
+            end = max(begin + 1, int(np.searchsorted(stops, limit, side="right")))
+            low, high = int(starts[begin]), int(stops[end - 1])
+            span = self.read_rows(info.name, low, high)
+            for start, stop in zip(
+                (starts[begin:end] - low).tolist(), (stops[begin:end] - low).tolist(), strict=True
+            ):
+                out[done : done + stop - start] = span[start:stop]
+                done += stop - start
+            begin = end
+        return out
 
     def _block(
         self,

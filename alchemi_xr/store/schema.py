@@ -135,6 +135,8 @@ class StoreSchema:
         Samples written by another tool: their edges may have wrong bases, and
         chunks of fill alone may be absent.
     provenance : dict
+    encoding : dict
+        Profile, chunks and codecs by name that the store was last written with.
     history : list of dict
         The last commits: generation, operation, counts.
     others : dict
@@ -149,6 +151,7 @@ class StoreSchema:
     pending_mask: bool = False
     foreign_samples: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
+    encoding: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     others: dict[str, Any] = field(default_factory=dict)
 
@@ -217,6 +220,8 @@ class StoreSchema:
             "history": self.history,
             "provenance": self.provenance,
         }
+        if self.encoding:
+            ours["encoding"] = self.encoding
         if self.pending_mask:
             ours["pending_mask"] = True
         if self.foreign_samples:
@@ -279,6 +284,7 @@ class StoreSchema:
                 pending_mask=bool(ours.get("pending_mask", False)),
                 foreign_samples=int(ours.get("foreign_samples", 0)),
                 provenance=copy.deepcopy(dict(ours.get("provenance", {}))),
+                encoding=copy.deepcopy(dict(ours.get("encoding", {}))),
                 history=copy.deepcopy(list(ours.get("history", []))),
                 others=copy.deepcopy(others),
             )

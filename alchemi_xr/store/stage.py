@@ -8,17 +8,49 @@ power could take away. Bytes behind what is committed are written in place.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from io import FileIO
 from pathlib import Path
+from typing import Any, TypeVar
 
 from alchemi_xr.store import fs
 
-__all__ = ["Stage"]
+__all__ = ["Stage", "submit"]
 
 # Files kept open between writing and forcing them; more are forced early.
 _MOST_OPEN = 128
+_THREADS = 12
+_FEW = 4
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def submit(call: Callable[..., R], *arguments: Any) -> Future[R]:
+    """Let a thread of this module do something that waits for the disk or for a codec."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        # Threads do not outlive a fork.
+        _pool = os.getpid(), ThreadPoolExecutor(_THREADS, thread_name_prefix="alchemi-store")
+    return _pool[1].submit(call, *arguments)
+
+
+def _all(call: Callable[[T], None], items: Sequence[T]) -> None:
+    """Call for each item; several at once, since a journal commits together what waits together."""
+    if len(items) < _FEW:
+        for item in items:
+            call(item)
+        return
+    running = [submit(call, item) for item in items]
+    wait(running)
+    for future in running:
+        future.result()
 
 
 class _Entry:
@@ -146,21 +178,25 @@ class Stage:
     def land(self) -> None:
         """Force everything to the medium, and rename phase by phase."""
         entries, self._entries = self._entries, {}
+        replaced: list[int | None] = []
         try:
-            for entry in entries.values():
-                entry.force(entry.take())
+            _all(lambda entry: entry.force(entry.take()), list(entries.values()))
             by_phase: dict[int, list[tuple[Path, Path]]] = {}
             for path, entry in entries.items():
                 if entry.partial is not None:
                     by_phase.setdefault(entry.phase, []).append((entry.partial, path))
             for phase in sorted(by_phase):
                 for partial, path in by_phase[phase]:
+                    replaced.append(fs.hold(path))
                     fs.rename(partial, path)
-                for folder in sorted(self._to_force(path for _, path in by_phase[phase])):
-                    fs.fsync_dir(folder)
+                _all(fs.fsync_dir, sorted(self._to_force(path for _, path in by_phase[phase])))
         except BaseException:
             self._discard(entries)
             raise
+        finally:
+            # To give back the blocks of a replaced file takes longer than all else
+            # here, and nobody has to wait for it.
+            submit(fs.release, [fd for fd in replaced if fd is not None])
         self.phase = 0
 
     def _to_force(self, paths: Iterable[Path]) -> set[Path]:

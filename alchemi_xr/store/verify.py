@@ -9,8 +9,7 @@ is proven.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from alchemi_xr.data.csr import ptr_to_index
 from alchemi_xr.data.fields import resolve
 from alchemi_xr.errors import AlchemiError, CorruptStoreError, UnknownFieldError, nearest
 from alchemi_xr.store import fs, layout
-from alchemi_xr.store._compat import object_keys, object_rows_of
+from alchemi_xr.store._compat import object_keys
+from alchemi_xr.store.checksums import check_chunks
 from alchemi_xr.store.codecs import as_config
 from alchemi_xr.store.commit import Session, row_mask
 from alchemi_xr.store.lease import Lease
@@ -27,6 +27,7 @@ from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot, open_store
 from alchemi_xr.store.recover import committed_lengths, leftovers, open_for_writing
 from alchemi_xr.store.remote import absent
+from alchemi_xr.store.report import Report
 from alchemi_xr.store.rewrite import clear_unfinished, rewrite
 from alchemi_xr.store.schema import StoreSchema
 from alchemi_xr.store.state import root_attributes
@@ -34,55 +35,9 @@ from alchemi_xr.store.state import root_attributes
 __all__ = ["Report", "repair", "verify"]
 
 _MASK_ROWS = 1 << 20
-_MOST_NAMED = 20
 
 
-@dataclass
-class Report:
-    """What a look at a store found.
-
-    Parameters
-    ----------
-    where : str
-    problems : list of str
-        What is wrong with committed data.
-    leftovers : list of str
-        What killed writers left; the committed data is not touched by it.
-    notices : list of str
-        Facts worth knowing, such as another tool's edges that we put right.
-    """
-
-    where: str
-    problems: list[str] = field(default_factory=list)
-    leftovers: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether all committed data is sound."""
-        return not self.problems
-
-    @property
-    def clean(self) -> bool:
-        """Whether there are no leftovers either."""
-        return self.ok and not self.leftovers
-
-    def __str__(self) -> str:
-        if self.clean and not self.notices:
-            return f"{self.where}: sound"
-        lines = [f"{self.where}: {'sound' if self.ok else f'{len(self.problems)} problems'}"]
-        for title, entries in (
-            ("problem", self.problems),
-            ("left over", self.leftovers),
-            ("note", self.notices),
-        ):
-            lines += [f"  {title}: {entry}" for entry in entries[:_MOST_NAMED]]
-            if len(entries) > _MOST_NAMED:
-                lines.append(f"  ({len(entries) - _MOST_NAMED} more of this kind)")
-        return "\n".join(lines)
-
-
-def verify(store: Any, *, data: bool = False) -> Report:
+def verify(store: Any, *, data: bool = False, checksums: bool = False) -> Report:
     """Check the structure of a store.
 
     Counts, pointers, lengths, masks, edges, and that every chunk of committed
@@ -91,8 +46,10 @@ def verify(store: Any, *, data: bool = False) -> Report:
     Parameters
     ----------
     store : path, dict, zarr store or StorePath
-    data : bool
-        Decode every chunk too; reads the whole store, in pieces.
+    data, checksums : bool
+        Decode every chunk of every array too, several at once, each in a memory
+        of its own size; reads the whole store. Chunks that carry a checksum are
+        held against it, others are only found damaged when they do not decode.
 
     Raises
     ------
@@ -119,8 +76,8 @@ def verify(store: Any, *, data: bool = False) -> Report:
                 check(snapshot, session, report)
             except AlchemiError as error:
                 report.problems.append(str(error))
-        if data:
-            _decode(snapshot, report)
+        if data or checksums:
+            check_chunks(snapshot, session, report)
     report.problems = list(dict.fromkeys(report.problems))
     return report
 
@@ -262,21 +219,6 @@ def _leftovers(snapshot: Snapshot, session: Session, report: Report) -> None:
         for name in sorted(os.listdir(path.parent))
         if name.startswith(prefix)
     ]
-
-
-def _decode(snapshot: Snapshot, report: Report) -> None:
-    for name in snapshot.fields:
-        rows = snapshot.schema.rows(name)
-        for start, stop in _pieces(rows, object_rows_of(snapshot.array(name))):
-            try:
-                snapshot.read_rows(name, start, stop)
-            except AlchemiError as error:
-                report.problems.append(str(error))
-
-
-def _pieces(rows: int, size: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, rows, size):
-        yield start, min(start + size, rows)
 
 
 # -- repair ------------------------------------------------------------------

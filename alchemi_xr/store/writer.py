@@ -21,6 +21,7 @@ from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.fields import FIELDS, canonical_level, field_order, resolve
 from alchemi_xr.errors import (
     AlchemiError,
+    ConfigError,
     FieldError,
     NotAStoreError,
     StoreError,
@@ -53,7 +54,8 @@ class StoreWriter:
     store : str, Path, dict, zarr store, StorePath or Icechunk Repository
         A path, any URL that fsspec knows, or ``icechunk:<path or URL>``.
     config : ZarrWriteConfig, mapping or profile name, optional
-        Acts where an array is made.
+        Acts where an array is made. By default as the store was made, or the
+        default profile where nothing is known of that.
     lock_timeout : float
         Seconds to wait when another writer holds the lease.
     storage_options : dict, optional
@@ -78,6 +80,7 @@ class StoreWriter:
         self.place: Place = locate(
             store, storage_options=storage_options, branch=branch, single_writer=single_writer
         )
+        self._given = config is not None
         self.config: ZarrWriteConfig = as_config(config)
         self.lock_timeout = lock_timeout
         self._opened: Opened | None = None
@@ -96,6 +99,10 @@ class StoreWriter:
         """The store, ready to be written; what a killed writer left is cleared."""
         self._check_there()
         self._opened = open_for_writing(self.place, self._opened, took_over=lease.took_over)
+        if not self._given and self._opened.schema.encoding:
+            # A record that this version does not understand leaves the defaults.
+            with contextlib.suppress(ConfigError):
+                self.config = as_config(self._opened.schema.encoding)
         return self._opened
 
     def _check_there(self) -> None:
@@ -162,7 +169,7 @@ class StoreWriter:
             built = fs.unfinished_path(path)
             try:
                 self._build(Place(self.where, path=built), block, incoming, provenance)
-                fs.publish(built, path, overwrite=overwrite)
+                fs.publish(built, path, overwrite=overwrite, forced=True)
             except BaseException:
                 fs.remove_tree(built)
                 raise
@@ -488,9 +495,9 @@ class StoreWriter:
             return
         check_rewritable(self.place)
         with self.rewriting():
-            rewrite(self.place, chosen)
+            rewrite(self.place, self.config if config is None else chosen)
         if config is not None:
-            self.config = chosen
+            self.config, self._given = chosen, True
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[Snapshot]:

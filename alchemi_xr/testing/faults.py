@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,17 +52,19 @@ class Calls:
     count: int = 0
     stopped: bool = False
     names: list[str] = field(default_factory=list)
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     def run(
         self, name: str, call: Callable[[], Any], half: Callable[[], None] | None = None
     ) -> Any:
         """Do one call, or fail, having done ``half`` of it."""
-        if self.stopped and self.dead:
-            raise OSError(self.code, f"{os.strerror(self.code)} (after the stop)")
-        number, self.count = self.count, self.count + 1
-        self.names.append(name)
+        with self._lock:
+            if self.stopped and self.dead:
+                raise OSError(self.code, f"{os.strerror(self.code)} (after the stop)")
+            number, self.count = self.count, self.count + 1
+            self.names.append(name)
+            self.stopped = self.stopped or number == self.stop
         if number == self.stop:
-            self.stopped = True
             if half is not None:
                 half()
             raise OSError(self.code, f"{os.strerror(self.code)} (injected at call {number})")

@@ -1,98 +1,111 @@
-"""SIGKILL at random moments of an append (C26): the old state or the new, nothing else."""
+"""SIGKILL at random moments of a store's life (C26): the last commit or the next, nothing else."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from alchemi_xr.store import StoreWriter, open_store
+from alchemi_xr.store import StoreWriter
 from alchemi_xr.store.verify import repair, verify
 
-CHILD = """
-import pickle, sys
-from alchemi_xr.store import StoreWriter, open_store
-import alchemi_xr.store.verify
-path, file, act = sys.argv[1:]
-block = pickle.load(open(file, "rb"))
-writer = StoreWriter(path)
-print("ready", flush=True)
-sys.stdin.readline()
-print("go", flush=True)
-if act == "append":
-    writer.append(block)
-elif act == "delete":
-    writer.delete(slice(None, None, 2))
-else:
-    writer.defragment()
-print("done", flush=True)
-"""
+KILLS = 200
 
-FIELDS = {"positions": "f8", "atomic_numbers": "i8", "energy": "f8", "neighbor_list": "i8"}
-CONFIG = {"core": {"chunk_size": 256}, "meta": {"chunk_size": 256}}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.kill,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.kill
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-@pytest.mark.parametrize(("act", "kills"), [("append", 15), ("delete", 4), ("defragment", 5)])
-def test_sigkill(make, same, tmp_path, act, kills):
-    import pickle
+@pytest.fixture(scope="module")
+def life():
+    spec = importlib.util.spec_from_file_location("life", Path(__file__).with_name("life.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["life"] = module
+    spec.loader.exec_module(module)
+    return module
 
-    start = tmp_path / "start" / "a.zarr"
-    StoreWriter(start, CONFIG).write(make(0, 1000, fields=FIELDS))
-    if act == "defragment":
-        StoreWriter(start).delete(slice(0, 500))
-    block = make(1, 500, fields={**FIELDS, "charge": "f8"})
-    (tmp_path / "block").write_bytes(pickle.dumps(block))
-    old = open_store(start)
-    before, active = old.read_block(slice(None)), len(old.active)
-    after = {"append": 1500, "delete": 500, "defragment": 500}[act]
-    rng = random.Random(7)
-    for number in range(kills):
-        folder = tmp_path / f"k{number}"
-        shutil.copytree(start.parent, folder)
-        path = folder / "a.zarr"
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(path), str(tmp_path / "block"), act],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout.readline() == "ready\n"
-        child.stdin.write("\n")
-        child.stdin.flush()
-        assert child.stdout.readline() == "go\n"
-        time.sleep(rng.uniform(0, 0.4))
-        os.kill(child.pid, signal.SIGKILL)
-        rest = child.communicate()[0]
-        snapshot = open_store(path)
-        found = len(snapshot.active)
-        assert found in (active, after), (number, found)
-        if "done" in rest:
-            assert found == after
-        if act == "append":
-            same(
-                snapshot.read_block(slice(0, 1000), before.names).select_fields(before.names),
-                before,
-            )
-            if found == after:
-                same(snapshot.read_block(slice(1000, 1500)), block)
-        elif act == "defragment":
-            same(snapshot.read_block(snapshot.active), before.take(np.arange(500, 1000)))
-        assert verify(path).ok, verify(path)
-        StoreWriter(path).append(make(2, 3, fields=FIELDS))
-        snapshot = open_store(path)
-        assert len(snapshot.active) == found + 3
-        total = snapshot.num_samples
-        last = snapshot.read_block(slice(total - 3, total), list(FIELDS))
-        same(last, make(2, 3, fields=FIELDS))
-        assert repair(path).clean
-        shutil.rmtree(folder)
+
+@pytest.fixture
+def zygote():
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("life.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def child(*words):
+        process.stdin.write("\t".join(str(w) for w in words) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    yield child
+    process.communicate()
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(log, pid, seconds):
+    """Wait for the child's first step, then so many seconds; or until it has ended."""
+    deadline = time.monotonic() + 20
+    while not log.exists() and is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and is_alive(pid):
+        time.sleep(min(0.002, max(0.0, end - time.monotonic())))
+
+
+def test_killed_two_hundred_times(life, zygote, tmp_path):
+    path = tmp_path / "a.zarr"
+    model = life.Model(list(range(30)), [True] * 30)
+    StoreWriter(path, life.CONFIG).write(life.block_of(model.ids))
+    rng = random.Random(11)
+    interrupted, committed = Counter(), Counter()
+    for seed in range(1, KILLS + 1):
+        # Every tenth child dies by itself, exactly between the two renames of a swap.
+        mode = "between" if seed % 10 == 0 else rng.choice(("exchange", "renames"))
+        log = tmp_path / f"log{seed}"
+        pid = zygote(path, seed, mode, log)
+        wait_for(log, pid, 5 if mode == "between" else rng.uniform(0, 0.12))
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+        while is_alive(pid):
+            time.sleep(0.0005)
+        lines = log.read_text().split("\n")[:-1]
+        assert not any(line.startswith("error") for line in lines), (seed, lines[-1])
+        done = sum(line.startswith("done") for line in lines)
+        for number in range(done):
+            committed[life.step(model, seed, number)] += 1
+        following = model.copy()
+        name = life.step(following, seed, done) if len(lines) > 2 * done else ""
+        interrupted[name] += 1
+        before = life.differences(path, model)
+        if before:
+            assert name, (seed, before)
+            after = life.differences(path, following)
+            assert not after, (seed, name, before, after)
+            model = following
+        if seed % 10 == 0:
+            report = verify(path, checksums=True)
+            assert report.ok, (seed, report)
+    assert repair(path).clean
+    assert not life.differences(path, model)
+    steps = ("append", "delete", "add_custom", "defragment")
+    assert all(interrupted[name] >= 5 for name in steps), interrupted
+    assert committed.total() > KILLS / 2
