@@ -217,7 +217,7 @@ class Campaign:
                 inside = next(filter(looks_like_store, real[name].parents), None)
                 if inside is not None:
                     raise ConfigError("Campaign", f"{name} lies inside the store {inside}")
-                if places[name].is_symlink():
+                if (place := places[name]) is not None and place.is_symlink():
                     # The store that the link leads to is meant, not the link.
                     setattr(self, name, real[name])
 

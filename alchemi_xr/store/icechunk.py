@@ -87,9 +87,6 @@ class Repository:
         snapshot: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        given = [name for name in (branch, tag, snapshot) if name is not None]
-        if len(given) > 1:
-            raise ConfigError(where, "give one of branch=, tag= and snapshot=", found=given)
         self.where = where
         self.branch = branch
         self.tag = tag
@@ -386,12 +383,24 @@ def _location(text: str, options: dict[str, Any] | None) -> tuple[_StorageMaker,
     return _StorageMaker(rest, dict(options or {})), folder
 
 
+def _at(repository: Repository, refs: dict[str, str | None]) -> Repository:
+    """A repository at the state that ``branch``, ``tag`` or ``snapshot`` names."""
+    given = {name: ref for name, ref in refs.items() if ref is not None}
+    if len(given) > 1:
+        raise ConfigError(
+            repository.where, "give one of branch=, tag= and snapshot=", found=sorted(given)
+        )
+    for name, ref in given.items():
+        setattr(repository, name, ref)
+    return repository
+
+
 def locate_location(
     text: str, options: dict[str, Any] | None, refs: dict[str, str | None]
 ) -> Place:
     """The place meant by ``icechunk:<path or URL>``."""
     maker, folder = _location(text, options)
-    return Place(text, repository=Repository(text, maker, folder=folder, **refs))
+    return Place(text, repository=_at(Repository(text, maker, folder=folder), refs))
 
 
 def locate_icechunk(given: Any, refs: dict[str, str | None]) -> Place:
@@ -403,8 +412,8 @@ def locate_icechunk(given: Any, refs: dict[str, str | None]) -> Place:
     icechunk = _icechunk()
     if isinstance(given, icechunk.Repository):
         where = f"Icechunk repository ({_storage_name(given)})"
-        return Place(where, repository=Repository(where, repository=given, **refs))
-    session = given.session if isinstance(given, Store) else given
+        return Place(where, repository=_at(Repository(where, repository=given), refs))
+    session = getattr(given, "session", given)
     if not isinstance(session, icechunk.Session):
         raise ConfigError(
             "store",

@@ -583,3 +583,14 @@ def test_convert_to_a_url(elsewhere: Elsewhere, tmp_path: Path) -> None:
         convert(source, elsewhere.store, progress=False, storage_options=elsewhere.options)
     with pytest.raises(ConfigError, match="overwrite"):
         convert(source, elsewhere.store, overwrite=True, storage_options=elsewhere.options)
+
+
+def test_a_campaign_needs_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from alchemi_xr.campaign import Campaign
+
+    monkeypatch.chdir(tmp_path)
+    for source, results in (("s3://bucket/a", "b.zarr"), ("a.zarr", "s3://bucket/b")):
+        with pytest.raises(ConfigError, match="copy_store"):
+            Campaign(source, lambda: None, results)
+    assert list(tmp_path.iterdir()) == []
