@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 CONFIG = {"profile": "fast", "core": {"chunk_size": 16}, "meta": {"chunk_size": 16}}
-STEPS = ("append", "append", "append", "delete", "add_custom", "defragment")
+STEPS = ("append", "append", "append", "delete", "delete", "add_custom", "add_custom", "defragment")
 
 
 @dataclass
@@ -71,7 +71,7 @@ def step(model: Model, seed: int, number: int, writer=None) -> str:
             model.alive[i] = False
     elif name == "add_custom":
         custom = f"tag_{seed}_{number}"
-        if len(model.customs) > seed // 5:
+        if len(model.customs) > seed // 4:
             return "nothing"
         if writer:
             writer.add_custom(custom, np.array(model.ids, dtype=float), "system")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 
 import numpy as np
@@ -119,37 +118,6 @@ def test_killed_at_any_call(make, same, tmp_path, start, monkeypatch, operation,
     # Once it is committed it stays so at all later calls.
     assert outcomes == sorted(outcomes)
     assert not outcomes[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_full_disk_refuses_the_append_and_keeps_the_rest(make, same, tmp_path, start, code):
-    source, first = start
-    act, *new = cases(make, first)["append"]
-    old = (first, [1, 1, 1, 1, 0])
-    shutil.copytree(source.parent, tmp_path / "count")
-    with stop_at(None) as calls:
-        act(StoreWriter(tmp_path / "count" / "a.zarr", CONFIG))
-    for number in range(code % 2, calls.count, 16):
-        folder = tmp_path / f"k{number}"
-        shutil.copytree(source.parent, folder)
-        writer = StoreWriter(folder / "a.zarr", CONFIG)
-        with stop_at(number, dead=False, code=code) as stopped:
-            try:
-                act(writer)
-            except Exception:
-                assert stopped.stopped
-        # The lease was given back, so the same writer may try again at once.
-        if not fs.sibling(folder / "a.zarr", "lease").exists():
-            with open_store(folder / "a.zarr") as snapshot:
-                again = snapshot.num_samples == 5
-            if again:
-                act(writer)
-                same(open_store(folder / "a.zarr").read_block(slice(None)), new[0])
-                assert verify(folder / "a.zarr").clean
-        check_last = open_store(folder / "a.zarr").num_samples
-        assert check_last in (old[0].num_samples, new[0].num_samples)
-        shutil.rmtree(folder)
 
 
 def test_a_first_write_that_is_killed_leaves_no_store(make, tmp_path):

@@ -64,7 +64,9 @@ def is_alive(pid):
 def wait_for(log, pid, seconds):
     """Wait for the child's first step, then so many seconds; or until it has ended."""
     deadline = time.monotonic() + 20
-    while not log.exists() and is_alive(pid) and time.monotonic() < deadline:
+    while (
+        not (log.exists() and log.stat().st_size) and is_alive(pid) and time.monotonic() < deadline
+    ):
         time.sleep(0.0005)
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_alive(pid):
