@@ -23,6 +23,7 @@ __all__ = ["Stage", "submit"]
 # Files kept open between writing and forcing them; more are forced early.
 _MOST_OPEN = 128
 _THREADS = 12
+_AT_ONCE = 6
 _FEW = 4
 
 T = TypeVar("T")
@@ -47,7 +48,12 @@ def _all(call: Callable[[T], None], items: Sequence[T]) -> None:
         for item in items:
             call(item)
         return
-    running = [submit(call, item) for item in items]
+
+    def some(first: int) -> None:
+        for item in items[first::_AT_ONCE]:
+            call(item)
+
+    running = [submit(some, first) for first in range(min(_AT_ONCE, len(items)))]
     wait(running)
     for future in running:
         future.result()

@@ -105,3 +105,24 @@ def test_no_transaction_in_a_transaction(make, tmp_path):
         with pytest.raises(StoreLockedError):
             StoreWriter(tmp_path / "a.zarr").append(make(1))
     assert open_store(writer.where).generation == 1
+
+
+def test_samples_of_torch_in_one_commit(tmp_path):
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    from alchemi_xr.data import AtomicData, AtomicDataZarrWriter
+
+    def sample(n):
+        return AtomicData(
+            positions=torch.full((n, 3), float(n)), atomic_numbers=torch.ones(n).int()
+        )
+
+    writer = AtomicDataZarrWriter(tmp_path / "a.zarr")
+    writer.write(sample(1))
+    with writer.transaction() as inside:
+        for n in range(2, 6):
+            inside.append(sample(n))
+        inside.delete([0])
+    snapshot = open_store(tmp_path / "a.zarr")
+    assert snapshot.generation == 2
+    assert np.diff(snapshot.atoms_ptr).tolist() == [1, 2, 3, 4, 5]
+    assert snapshot.active.tolist() == [1, 2, 3, 4]

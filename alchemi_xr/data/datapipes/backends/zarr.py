@@ -6,6 +6,7 @@ gathered belongs to ``gather``. Here tensors become blocks and back.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -110,6 +111,17 @@ class AtomicDataZarrWriter:
     def undelete(self, indices: Any) -> None:
         """Take samples back that were deleted and not yet defragmented away."""
         self._writer.undelete(_plain(indices))
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[AtomicDataZarrWriter]:
+        """Make all appends and deletions of a ``with`` block one commit, or none.
+
+        Raises
+        ------
+        StoreNotFoundError, StoreLockedError, StoreError
+        """
+        with self._writer.transaction():
+            yield self
 
     def defragment(self, config: Any = None, *, dest: Any = None) -> None:
         """Rebuild the store without its deleted samples, in one swap, or at ``dest``."""
