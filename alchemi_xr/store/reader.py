@@ -45,6 +45,7 @@ __all__ = ["Snapshot", "open_store"]
 DEFAULT_BLOCK_BYTES = 64 * 2**20
 # A gather reads at most so many chunks in one go, which bounds its memory.
 _GATHER_CHUNKS = 4
+_DECODE_TRIES = 3
 # Runs of neighbouring samples so long on average are copied run by run.
 _RUN_SAMPLES = 4
 
@@ -333,19 +334,25 @@ class Snapshot:
             lost = pinned.first_missing(f"{path}/{k}" for k in object_keys(array, start, stop))
             if lost is not None:
                 raise pinned.missing(lost)
-        try:
-            values = np.asarray(array[start:stop])
-        except AlchemiError:
-            raise
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:
-            raise CorruptStoreError(
-                self.where,
-                f"rows {start}:{stop} of array {path!r} cannot be decoded ({error})",
-                mend="restore the array's chunk files from a copy; "
-                "`alchemi-xr verify` lists those that are damaged",
-            ) from error
+        for attempt in range(_DECODE_TRIES):
+            try:
+                values = np.asarray(array[start:stop])
+                break
+            except AlchemiError:
+                raise
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:
+                # A shard is read by several requests, and an append may put its last
+                # one anew between them; the new one holds the same committed rows.
+                if attempt + 1 < _DECODE_TRIES:
+                    continue
+                raise CorruptStoreError(
+                    self.where,
+                    f"rows {start}:{stop} of array {path!r} cannot be decoded ({error})",
+                    mend="restore the array's chunk files from a copy; "
+                    "`alchemi-xr verify` lists those that are damaged",
+                ) from error
         if pinned is not None and not pinned.is_whole():
             raise StaleSnapshotError(
                 self.where,

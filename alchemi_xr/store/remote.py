@@ -152,7 +152,11 @@ class CheckedStore(WrapperStore[Store]):
 
     def missing(self, key: str) -> MissingChunkError | StaleSnapshotError:
         """The error for an object that should be there."""
-        return wait(self._lost(key))
+
+        async def boxed() -> list[MissingChunkError | StaleSnapshotError]:
+            return [await self._lost(key)]  # zarr raises an error that is given back bare
+
+        return wait(boxed())[0]
 
 
 def _rewrap(cls: type[CheckedStore], store: Store, where: str, root: str) -> CheckedStore:

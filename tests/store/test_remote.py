@@ -148,6 +148,37 @@ def test_a_tail_chunk_put_anew_keeps_its_committed_rows(
             same(snapshot.read_block(slice(3 * number, 3 * number + 3)), block)
 
 
+@pytest.mark.parametrize("profile", ["raw", "fast", "small"])
+def test_a_shard_put_anew_while_it_is_read(
+    objects: Elsewhere, make: Any, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    """The index of the old object and the chunk of the new one give no wrong row."""
+    config = {"profile": profile, "core": {"chunk_size": 64, "shard_size": 1024}}
+    writer = objects.writer(config=config)
+    first = make(1, 60)
+    # Easy to compress, which what is appended is not: the last chunk changes its length.
+    first.arrays["positions"][:] = 1
+    writer.write(first)
+    snapshot, key = objects.open(), "core/positions/c/0/0"
+    old = zarr.storage.MemoryStore()
+    wait(old.set(key, wait(objects.raw.get(key, buffer_prototype()))))
+    writer.append(make(2, 30))
+    get, asked = RemoteStore.get, []
+
+    async def get_old_first(self: Any, name: str, *more: Any, **named: Any) -> Any:
+        if name == key:
+            asked.append(named)
+            if len(asked) == 1:
+                return await old.get(name, *more, **named)
+        return await get(self, name, *more, **named)
+
+    monkeypatch.setattr(RemoteStore, "get", get_old_first)
+    # Not all rows, so that the shard is not read in one piece.
+    rows = snapshot.read_rows("positions", 1, snapshot.num_atoms)
+    np.testing.assert_array_equal(rows, first["positions"][1:])
+    assert len(asked) > 1
+
+
 def test_other_objects_are_not_built_upon(here: Elsewhere, make: Any) -> None:
     wait(here.raw.set("notes.txt", to_buffer(b"mine")))
     with pytest.raises(StoreExistsError, match=r"notes\.txt"):
