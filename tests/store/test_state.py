@@ -55,6 +55,30 @@ def machine(make, blocks, same):
             self.parts.append(block)
             self.alive += [True] * block.num_samples
 
+        @rule(
+            given=st.lists(blocks(same_dtypes=True), min_size=1, max_size=3),
+            max_bytes=st.sampled_from([0, 2_000, 1 << 20]),
+            fails=st.booleans(),
+            data=st.data(),
+        )
+        def transaction(self, given, max_bytes, fails, data):
+            alive = list(self.alive)
+            try:
+                with self.writer.transaction(max_bytes=max_bytes):
+                    for block in given:
+                        self.writer.append(block)
+                        alive += [True] * block.num_samples
+                        index = data.draw(st.lists(st.integers(0, len(alive) - 1), max_size=3))
+                        self.writer.delete(index)
+                        for i in index:
+                            alive[i] = False
+                    if fails:
+                        raise KeyError
+            except KeyError:
+                return
+            self.parts += given
+            self.alive = alive
+
         @rule(data=st.data())
         def delete(self, data):
             index = (
@@ -129,7 +153,7 @@ def test_a_random_life_agrees_with_a_list(make, blocks, same):
     run_state_machine_as_test(
         machine(make, blocks, same),
         settings=settings(
-            max_examples=15,
+            max_examples=18,
             stateful_step_count=10,
             deadline=None,
             # Shrinking a life takes minutes; the failing one is printed as it is.
