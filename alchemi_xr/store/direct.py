@@ -240,6 +240,7 @@ class DirectArray:
         self.codec = codec
         self.where = where
         self.absent_is_fill = False
+        self._last_path: tuple[int, Path] | None = None
         self._suffix = "/0" * (len(chunk) - 1)
         self._is_zero = dtype.kind != "O" and not np.asarray(fill, dtype).tobytes().strip(b"\0")
         # The partly filled chunk at the end, decoded: the next append needs it.
@@ -249,7 +250,7 @@ class DirectArray:
     def rows(self) -> int:
         return int(self.document["shape"][0])
 
-    @property
+    @cached_property
     def tail(self) -> tuple[int, ...]:
         """Shape of one row."""
         return tuple(int(n) for n in self.document["shape"][1:])
@@ -259,14 +260,18 @@ class DirectArray:
         """Rows of one file."""
         return self.chunk[0]
 
-    @property
+    @cached_property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk in memory."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
     def path_of(self, number: int) -> Path:
         """The file of a chunk."""
-        return Path(f"{self.folder}/c/{number}{self._suffix}")
+        last = self._last_path
+        if last is None or last[0] != number:
+            # Appends ask for the same one again and again.
+            last = self._last_path = number, Path(f"{self.folder}/c/{number}{self._suffix}")
+        return last[1]
 
     def keys(self, rows: int) -> list[str]:
         """Names of the files that hold the first rows, relative to the array."""
@@ -288,7 +293,11 @@ class DirectArray:
 
     def save(self, stage: Stage) -> None:
         """Write the document."""
-        stage.put(self.folder / "zarr.json", [self._head() + self._rest])
+        stage.put(self._document_path, [self._head() + self._rest])
+
+    @cached_property
+    def _document_path(self) -> Path:
+        return self.folder / "zarr.json"
 
     def _head(self) -> bytes:
         # Only this changes; the indenting encoder costs more than writing the file.
