@@ -7,6 +7,7 @@ A job that was stopped is taken up where it was, and leaves the same bytes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
@@ -247,7 +248,12 @@ class Job:
 
     def discard(self) -> None:
         """Remove the folder with all that is in it."""
-        fs.remove_tree(self.folder)
+        try:
+            fs.remove_tree(self.folder)
+        except OSError as error:
+            # Another job put its lock there meanwhile: the folder is its own now.
+            if error.errno != errno.ENOTEMPTY:
+                raise
 
 
 @dataclass(frozen=True)
