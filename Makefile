@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-OUT    ?= demo_out
+OUT    ?=
 INPUT  ?=
 DEMO_ARGS ?=
 
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/python pipelines/relax_and_analyse.py $(if $(INPUT),"$(INPUT)") --out "$(OUT)" $(DEMO_ARGS)
+	$(BIN)/python pipelines/relax_and_analyse.py $(if $(INPUT),"$(INPUT)") $(if $(OUT),--out "$(OUT)") $(DEMO_ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist loadscope --durations 15 tests
@@ -50,4 +50,4 @@ docs: $(STAMP)
 	@echo "docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) .venv312 docs/_build $(OUT)
+	rm -rf $(VENV) .venv312 docs/_build demo_out

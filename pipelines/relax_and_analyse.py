@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import importlib.util
 import itertools
 import json
 import sys
@@ -41,10 +42,12 @@ from rich.table import Table
 
 import alchemi_xr as ax
 from alchemi_xr.campaign import CampaignReport
-from alchemi_xr.errors import AlchemiError
+from alchemi_xr.errors import AlchemiError, OptionalDependencyError
 
 #: ASE's FIRE starts with 0.1 Å·√(amu/eV), which is this many femtoseconds.
 ASE_TIMESTEP = 1.018050571
+#: What a calculator is called in a figure.
+LEVELS = {"tblite": "GFN2-xTB", "emt": "EMT", "lj": "Lennard-Jones"}
 #: Curves in the figure, and rows in the printed table; the CSV has all.
 MAX_CURVES, MAX_ROWS = 300, 200
 
@@ -117,7 +120,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "input", nargs="?", type=Path, help="structures; by default ASE's G2 molecules"
     )
-    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="folder for everything")
+    parser.add_argument(
+        "--out", type=Path, help="folder for everything; by default demo_out/<name of the input>"
+    )
     parser.add_argument("--calculator", choices=("tblite", "emt", "lj"), default="tblite")
     parser.add_argument("--fmax", type=float, default=0.01, help="largest force at the end, eV/Å")
     parser.add_argument("--max-steps", type=int, default=500, help="most steps of a molecule")
@@ -132,18 +137,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--overwrite", action="store_true", help="start anew instead of going on with OUT"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.input = options.input or default_input()
+    options.out = options.out or Path("demo_out") / (options.input.name.split(".")[0] or "input")
+    return options
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
     """Convert, relax, look."""
     started = time.perf_counter()
     out: Path = options.out
-    source = options.input or default_input()
-    remember(out, source, options)
+    need_calculator(options.calculator)
+    job = job_of(options)
+    refuse_other(out, job, overwrite=options.overwrite)
 
     console.rule("1. convert")
-    structures = convert(source, out / "input.zarr", options.overwrite, console)
+    structures = convert(options.input, out / "input.zarr", options.overwrite, console)
+    # Only now: an input that could not be read leaves the folder free for another.
+    (out / "job.json").write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
 
     console.rule("2. relax")
     report = ax.Campaign(
@@ -170,28 +181,45 @@ def run(options: argparse.Namespace, console: Console) -> None:
     console.print(f"done in {seconds:.1f} s", highlight=False)
 
 
-def remember(out: Path, source: Path, options: argparse.Namespace) -> None:
-    """Refuse to go on in a folder that holds another job."""
+def need_calculator(name: str) -> None:
+    """Say now, not on every worker, that the calculator's package is missing."""
+    if name == "tblite" and importlib.util.find_spec("tblite") is None:
+        raise OptionalDependencyError(
+            "--calculator tblite",
+            "the package 'tblite' is not installed",
+            mend="pip install 'alchemi_xr[demo]', or take --calculator emt",
+        )
+
+
+def job_of(options: argparse.Namespace) -> dict:
+    """What a folder's results depend on; an edited input is another one."""
     job = {
-        "input": str(source.resolve()),
+        "input": str(options.input.resolve()),
         "calculator": options.calculator,
         "fmax": options.fmax,
         "max_steps": options.max_steps,
     }
+    if options.input.is_file():
+        state = options.input.stat()
+        job["state of the input"] = [state.st_size, state.st_mtime_ns]
+    return job
+
+
+def refuse_other(out: Path, job: dict, *, overwrite: bool) -> None:
+    """Refuse to go on in a folder that holds another job."""
     note = out / "job.json"
-    if note.exists() and not options.overwrite:
+    if note.exists() and not overwrite:
         before = json.loads(note.read_text(encoding="utf-8"))
         changed = sorted(key for key in job if before.get(key) != job[key])
         if changed:
             raise AlchemiError(
                 str(out),
                 f"holds a job with another {', '.join(changed)}",
-                found=before[changed[0]],
-                expected=job[changed[0]],
-                mend="give another --out, or --overwrite",
+                found=f"{before.get(changed[0])} there, {job[changed[0]]} asked for",
+                mend="--overwrite starts anew (make: DEMO_ARGS=--overwrite), "
+                "--out takes another folder (make: OUT=...)",
             )
     out.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
 
 
 def convert(source: Path, store: Path, overwrite: bool, console: Console) -> Path:
@@ -201,6 +229,11 @@ def convert(source: Path, store: Path, overwrite: bool, console: Console) -> Pat
         return store
     report = ax.convert(str(source), str(store), on_error="quarantine", overwrite=overwrite)
     console.print(str(report), highlight=False, soft_wrap=True)
+    lost = [
+        f"not converted: {reject.file}, frame {reject.frame}: {reject.reason}"
+        for reject in report.rejects
+    ]
+    (store.parent / "not_converted.txt").write_text("".join(f"{line}\n" for line in lost))
     return store
 
 
@@ -280,14 +313,16 @@ def show(
     console.print(table)
     if report.finished > MAX_ROWS:
         console.print(f"... and {report.finished - MAX_ROWS:,} more in table.csv", highlight=False)
+    lost = (options.out / "not_converted.txt").read_text().splitlines()
+    for line in lost:
+        console.print(line, highlight=False, soft_wrap=True)
     for reject in report.rejects:
         console.print(f"set aside: sample {reject.dataset_index}: {reject.reason}", soft_wrap=True)
     atoms = int(relaxed["num_atoms"].sum())
     console.print(
         f"{report.finished:,} molecules ({atoms:,} atoms), {converged:,} converged to "
-        f"{options.fmax} eV/Å, {report.rejected:,} set aside; {report.steps:,} steps, "
-        f"{report.frames:,} frames; {report.throughput:.1f} molecules/s, "
-        f"{report.steps / max(report.seconds, 1e-9):.0f} molecule-steps/s",
+        f"{options.fmax} eV/Å, {report.rejected:,} set aside, {len(lost):,} not converted; "
+        f"{report.steps:,} steps, {report.frames:,} frames; {report.throughput:.1f} molecules/s",
         highlight=False,
         soft_wrap=True,
     )
@@ -394,7 +429,8 @@ def draw(relaxed: xr.Dataset, frames: xr.Dataset, options: argparse.Namespace, p
     axes[1, 1].grid(alpha=0.25)
 
     figure.suptitle(
-        f"{len(gain)} molecules relaxed with FIRE and {options.calculator} ({len(system):,} frames)"
+        f"{len(gain)} structures relaxed with FIRE and {LEVELS[options.calculator]} "
+        f"({len(system):,} frames)"
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -90,3 +90,24 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path):
     done = run(tmp_path / "none.xyz", "--out", tmp_path / "out", code=1)
     assert "none.xyz" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "job.json").exists()  # the folder is free for the right name
+
+
+def test_an_edited_input_is_another_job_and_lost_frames_are_counted(tmp_path):
+    from ase.build import molecule
+    from ase.io import write
+
+    write(tmp_path / "in.xyz", [molecule("H2O"), molecule("CO")])
+    text = (tmp_path / "in.xyz").read_text().splitlines()
+    broken = [*text[:2], text[2].rsplit(maxsplit=1)[0], *text[3:]]
+    (tmp_path / "in.xyz").write_text("\n".join(broken) + "\n")
+    arguments = (tmp_path / "in.xyz", "--out", tmp_path / "out", "--calculator", "emt")
+    arguments = (*arguments, "--workers", "1", "--fmax", "0.1")
+    done = run(*arguments)
+    assert "not converted: " in done.stdout
+    assert "frame 0" in done.stdout
+    assert "1 molecules (2 atoms)" in done.stdout
+    assert "1 not converted" in done.stdout
+    (tmp_path / "in.xyz").write_text("\n".join(text) + "\n")
+    assert "another state of the input" in run(*arguments, code=1).stderr
+    assert "2 molecules (5 atoms)" in run(*arguments, "--overwrite").stdout
