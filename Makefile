@@ -33,7 +33,7 @@ test-fast: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto tests -m "not slow and not kill"
 
 lint: $(STAMP)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)

@@ -71,8 +71,9 @@ def test_to_atoms(path, block):
 
 
 def test_to_atoms_of_stress_and_velocities(tmp_path, make_block):
-    from alchemi_xr.store.writer import StoreWriter
     from ase.stress import voigt_6_to_full_3x3_stress
+
+    from alchemi_xr.store.writer import StoreWriter
 
     block = make_block([2, 3])
     stress = np.arange(18.0).reshape(2, 3, 3)
