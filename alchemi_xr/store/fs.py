@@ -229,8 +229,11 @@ def remove_tree(path: Path) -> None:
     """Remove a folder and all below it; nothing happens when it is not there.
 
     A root document goes first: by its absence a reader that still holds the
-    folder tells that it reads ruins.
+    folder tells that it reads ruins. Of a link only the link goes.
     """
+    if os.path.islink(path):
+        remove_file(path)
+        return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path / "zarr.json")
     with contextlib.suppress(FileNotFoundError):
@@ -363,6 +366,9 @@ def publish(built: Path, dest: Path, *, overwrite: bool = False, forced: bool = 
     """
     if not forced:
         fsync_tree(built)
+    if dest.is_symlink():
+        # The store that the link leads to is replaced; the link stays.
+        dest = Path(os.path.realpath(dest))
     if not os.path.lexists(dest):
         # rename(2) of a folder replaces only an empty folder, so a destination
         # that somebody made in this very moment is not lost.

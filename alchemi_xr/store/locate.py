@@ -158,6 +158,16 @@ def locate(
     return replace(place, single_writer=True) if single_writer else place
 
 
+def _behind_link(path: Path) -> Path:
+    """The folder that a link stands for: a rewrite replaces it, never the link.
+
+    A pinned folder's path under ``/proc`` is a link by nature and stays.
+    """
+    if path.is_symlink() and not path.is_relative_to(_PROC_FD):
+        return Path(os.path.realpath(path))
+    return path
+
+
 def _locate(store: Any, options: dict[str, Any] | None, refs: dict[str, str | None]) -> Place:
     if isinstance(store, Place):
         return store
@@ -186,7 +196,7 @@ def _locate(store: Any, options: dict[str, Any] | None, refs: dict[str, str | No
     if home == "obstore":
         store = ObjectStore(store)
     if isinstance(store, LocalStore):
-        path = Path(os.path.abspath(store.root)) / prefix
+        path = _behind_link(Path(os.path.abspath(store.root)) / prefix)
         return Place(str(path), path=path)
     if isinstance(store, RemoteStore):
         return Place(store.where, store=store.for_reading("zarr.json"), prefix=prefix)
@@ -223,7 +233,7 @@ def _locate_text(
         return Place(text, store=open_url(text.rstrip("/"), options))
     if options:
         raise ConfigError(text, "storage_options go with a URL, and this is a local path")
-    return Place(str(store), path=Path(os.path.abspath(text)))
+    return Place(str(store), path=_behind_link(Path(os.path.abspath(text))))
 
 
 def _no_path(text: str, scheme: str) -> ConfigError:
@@ -263,14 +273,14 @@ def _folder_of(store: FsspecStore | ObjectStore[Any]) -> Path | None:
     if isinstance(store, FsspecStore):
         protocol = store.fs.protocol
         names = (protocol,) if isinstance(protocol, str) else tuple(protocol)
-        return Path(os.path.abspath(store.path)) if "file" in names else None
+        return _behind_link(Path(os.path.abspath(store.path))) if "file" in names else None
     if type(store.store).__name__ == "LocalStore":
         prefix = getattr(store.store, "prefix", None)
         if prefix is None:
             raise StoreError(
                 str(store), "this obstore LocalStore has no prefix", mend="give the path itself"
             )
-        return Path(os.path.abspath(prefix))
+        return _behind_link(Path(os.path.abspath(prefix)))
     return None
 
 
