@@ -10,7 +10,7 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,10 +230,11 @@ class _Engine:
 
     def _check_ends(self) -> None:
         """Our own hook hides from the engine that nothing would end a system."""
-        if self.fused.n_steps is not None or self.fused.hooks:
+        if self.fused.n_steps is not None or _may_end(self.fused.hooks):
             return
         for code, stage in self.fused.sub_stages:
-            if stage.n_steps is None and stage.convergence_hook is None and not stage.hooks:
+            endless = stage.n_steps is None and stage.convergence_hook is None
+            if endless and not _may_end(stage.hooks):
                 raise CampaignError(
                     "stages",
                     f"nothing ends the stage of status {code} ({type(stage).__name__})",
@@ -556,3 +557,8 @@ def _forget_systems(fused: FusedStage) -> None:
         reset = getattr(stage.model, "reset_systems", None)
         if reset is not None:
             reset()
+
+
+def _may_end(hooks: Iterable[Any]) -> bool:
+    """Whether one of these hooks could set the status of a system; one that only looks cannot."""
+    return any(not getattr(hook, "read_only", False) for hook in hooks)

@@ -6,9 +6,7 @@ for each system.
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -365,10 +363,7 @@ class ZarrData(DataSink):
         """Delete the store, if it is one."""
         self._pending.zero()
         if self._exists():
-            if isinstance(self.store, str | Path):
-                shutil.rmtree(self.store)
-            else:
-                _empty_store(self.store)
+            _remove_store(self.store)
         self._committed = 0
 
     def __enter__(self) -> ZarrData:
@@ -378,15 +373,18 @@ class ZarrData(DataSink):
         self.flush()
 
 
-def _empty_store(store: Any) -> None:
-    """Remove every key of a store that is no folder of this machine."""
-    if isinstance(store, dict):
-        store.clear()
-        return
-    from zarr.core.sync import sync
-    from zarr.storage import StorePath
+def _remove_store(store: Any) -> None:
+    """Remove a store, and of a place that is shared with other things only what is its own."""
+    from alchemi_xr.store import fs
+    from alchemi_xr.store._compat import wait
+    from alchemi_xr.store.locate import locate
 
-    if isinstance(store, StorePath):
-        sync(store.delete_dir())
-    else:
-        sync(store.clear())
+    place = locate(store)
+    if place.path is not None:
+        fs.remove_tree(place.path)
+        return
+    assert place.store is not None
+    # The root document first: without it nothing here is a store.
+    wait(place.store.delete(place.key("zarr.json")))
+    for member in ("meta", "core", "custom"):
+        wait(place.store.delete_dir(place.key(member)))

@@ -236,12 +236,21 @@ def _endless():
     return FIRE(LennardJonesModel(epsilon=0.01, sigma=3.4, cutoff=8.0))
 
 
+def _endless_and_watched():
+    from alchemi_xr.dynamics.hooks import NaNDetectorHook
+
+    stage = _endless()
+    stage.register_hook(NaNDetectorHook())  # only looks, so it ends nothing
+    return stage
+
+
 @pytest.mark.parametrize(
     ("stages", "text"),
     [
         (lambda: _broken(), "the stages cannot be built: KeyError: 'weights.pt'"),
         (lambda: "no dynamics", "must return a dynamics or fused stage"),
         (lambda: _endless(), "nothing ends the stage of status 0"),
+        (lambda: _endless_and_watched(), "nothing ends the stage of status 0"),
     ],
 )
 def test_stages_that_cannot_be_built_blame_no_system(clusters, tmp_path, stages, text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from alchemi_xr.data import AtomicData, Batch
 from alchemi_xr.data.block import Block
 from alchemi_xr.dynamics import DataSink, GPUBuffer, HostMemory, ZarrData, sinks
 
@@ -209,3 +210,23 @@ def test_zarr_data_refuses_a_folder_that_is_no_store(kit, tmp_path):
 def test_bad_flush(tmp_path, flush_every):
     with pytest.raises(ValueError, match="flush_every"):
         ZarrData(tmp_path / "x.zarr", flush_every=flush_every)
+
+
+def test_zero_takes_only_the_store_out_of_a_shared_place():
+    """Beside the store of a sink other things may live in one bucket or mapping."""
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.storage import MemoryStore
+
+    from alchemi_xr.store._compat import wait
+
+    place = MemoryStore()
+    sink = ZarrData(place, capacity=10)
+    sink.write(
+        Batch.from_data_list(
+            [AtomicData(positions=torch.zeros(1, 3), atomic_numbers=torch.tensor([18]))]
+        )
+    )
+    wait(place.set("notes/mine.txt", default_buffer_prototype().buffer.from_bytes(b"keep")))
+    sink.zero()
+    assert len(sink) == 0
+    assert sorted(place._store_dict) == ["notes/mine.txt"]
