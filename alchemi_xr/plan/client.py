@@ -95,7 +95,7 @@ class Runner:
         futures = self.client.get(graph, list(keys), sync=False)
         names = {future.key: key for future, key in zip(futures, keys, strict=True)}
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=self.client.loop):
                 report(names[future.key], future.result())
                 future.release()
         finally:
@@ -139,7 +139,9 @@ def open_runner(client: Any = None, *, threads: int | None = None) -> Runner:
 
     if isinstance(client, str):
         try:
-            connected = Client(client, timeout=10)
+            # Not as the default of this process: one that found nobody would stay it,
+            # and every Dask computation of the caller would then wait for ever.
+            connected = Client(client, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 "client",
@@ -150,7 +152,7 @@ def open_runner(client: Any = None, *, threads: int | None = None) -> Runner:
     if isinstance(client, Client):
         return _of_client(client, [])
     if hasattr(client, "scheduler_address"):
-        connected = Client(client)
+        connected = Client(client, set_as_default=False)
         return _of_client(connected, [connected.close])
     raise ConfigError(
         "client",
@@ -170,7 +172,7 @@ def _own_cluster(workers: int) -> Runner:
         dashboard_address=":0",
         silence_logs=40,
     )
-    client = Client(cluster)
+    client = Client(cluster, set_as_default=False)
     return _of_client(client, [cluster.close, client.close])
 
 

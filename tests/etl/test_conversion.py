@@ -319,7 +319,8 @@ def test_a_cluster_writes_the_same_bytes(source: Path, tmp_path: Path) -> None:
         LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
         ) as cluster,
-        Client(cluster) as client,
+        # Not the default of the process: what runs on it must name it everywhere.
+        Client(cluster, set_as_default=False) as client,
     ):
         for name, how in (
             ("cluster", cluster),

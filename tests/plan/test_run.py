@@ -237,6 +237,18 @@ def test_what_is_no_client(client: Any) -> None:
         open_runner(client)
 
 
+def test_an_address_that_nobody_answers_is_nobodys_default() -> None:
+    """A client that never connected must not take the caller's Dask computations."""
+    from distributed.client import _get_global_client
+
+    # The exception holds the frames that hold the client: it is not just collected.
+    # (An address without a port fails before Client would clear away after itself.)
+    with pytest.raises(ConfigError, match="no scheduler answers") as kept:
+        open_runner("foo bar")
+    assert kept.value.__cause__ is not None
+    assert _get_global_client() is None
+
+
 def test_a_runner_closes_only_its_own() -> None:
     closed: list[int] = []
     with Runner(threads=1, threads_per_worker=1, closing=[lambda: closed.append(1)]):
