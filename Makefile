@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 venv: $(STAMP)
 
 # torch first and pinned: a looser request may pull a CUDA build of several GB.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard alchemi_xr/native/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "alchemi_xr needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,0 +1,3 @@
+def copy_ranges(
+    target: int, source: int, starts: int, stops: int, n: int, width: int, /
+) -> None: ...
