@@ -162,7 +162,7 @@ def _bulk(folder: Path, peer: Peer | None) -> Iterator[Row]:
 def _appends(folder: Path, peer: Peer) -> Iterator[Row]:
     data, one, thousand = block(SAMPLES), block(1, 1), block(1_000, 2)
     peer("write", SAMPLES)
-    for profile in ("raw", "fast"):
+    for profile in ("raw", "mixed", "fast"):
         path = folder / f"{profile}.zarr"
         writer = StoreWriter(path, profile)
         writer.write(data)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_PROFILES = ("raw", "fast", "balanced", "small")
+_PROFILES = ("mixed", "raw", "fast", "balanced", "small")
 _MIB = 2**20
 
 

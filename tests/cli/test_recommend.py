@@ -37,8 +37,8 @@ def test_recommend_a_profile_for_a_store(store):
     result = call("recommend", store, "--profile", "lossy:8", "--sample", "20kB", "--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
-    assert set(facts["profiles"]) == {"raw", "fast", "balanced", "small", "lossy:8"}
-    assert facts["recommended"] in ("raw", "fast", "balanced", "small")
+    assert set(facts["profiles"]) == {"mixed", "raw", "fast", "balanced", "small", "lossy:8"}
+    assert facts["recommended"] in ("mixed", "raw", "fast", "balanced", "small")
     assert 0 < facts["samples"] < 199
     assert facts["profiles"]["small"]["ratio"] > 1.1
     shown = call("recommend", store)

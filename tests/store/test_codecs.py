@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+import zarr
 
 from alchemi_xr.errors import ConfigError
 from alchemi_xr.store import StoreWriter, ZarrArrayConfig, ZarrWriteConfig, open_store
@@ -31,6 +32,19 @@ def test_profiles(make, same, tmp_path, profile, wanted):
     StoreWriter(path, profile).write(make(0))
     assert names(path, "positions") == wanted
     same(open_store(path).read_block(slice(None)), make(0))
+
+
+def test_the_default_keeps_floats_and_pointers_raw(make, tmp_path):
+    """They grow in place and can be mapped; what compresses is compressed."""
+    path = tmp_path / "a.zarr"
+    StoreWriter(path).write(make(0))
+    for name in ("positions", "energy", "forces"):
+        assert names(path, name) == []
+    for name in ("atomic_numbers", "neighbor_list"):
+        assert names(path, name) == ["BloscCodec", "Crc32cCodec"]
+    for name, wanted in (("atoms_ptr", []), ("atoms_mask", ["BloscCodec", "Crc32cCodec"])):
+        array = zarr.open_array(path / "meta" / name, mode="r")
+        assert [type(c).__name__ for c in array.compressors] == wanted
 
 
 def test_lossy_rounds_atoms_and_keeps_energies(make, tmp_path):
@@ -101,4 +115,4 @@ def test_a_codec_that_is_not_known(make):
 
 
 def test_defaults_are_the_same_object_for_nothing_and_default():
-    assert as_config(None) == ZarrWriteConfig() == as_config("fast") == as_config({})
+    assert as_config(None) == ZarrWriteConfig() == as_config("mixed") == as_config({})

@@ -97,7 +97,9 @@ def test_the_history_is_bounded(make, tmp_path):
     assert history[-1]["generation"] == 141
 
 
-@pytest.mark.parametrize("config", ["fast", "raw", {"core": {"chunk_size": 4, "shard_size": 8}}])
+@pytest.mark.parametrize(
+    "config", ["fast", "raw", {"profile": "fast", "core": {"chunk_size": 4, "shard_size": 8}}]
+)
 def test_checksums_name_the_damaged_chunk(make, tmp_path, config):
     path = tmp_path / "a.zarr"
     base = {"profile": config} if isinstance(config, str) else config
