@@ -112,8 +112,16 @@ class BulkWriter:
     Made by :meth:`create` (once) and :meth:`open` (anywhere).
     """
 
-    def __init__(self, place: Place, schema: StoreSchema, config: ZarrWriteConfig) -> None:
+    def __init__(
+        self,
+        place: Place,
+        schema: StoreSchema,
+        config: ZarrWriteConfig,
+        *,
+        private: bool = False,
+    ) -> None:
         self.place = place
+        self._private = private
         self.schema = schema
         self.config = config
         self._session: Session | None = None
@@ -141,6 +149,7 @@ class BulkWriter:
         generation: int = 1,
         operation: str = "write",
         identity: str | None = None,
+        private: bool = False,
     ) -> BulkWriter:
         """Make all arrays at their full length, and write the pointers.
 
@@ -156,6 +165,9 @@ class BulkWriter:
         identity : str, optional
             Given by a job that can be repeated, so that equal runs leave equal
             bytes; by default a random one.
+        private : bool
+            All is written by this object, in a folder that nobody else looks into
+            before it is moved: files need no detour over temporary names.
 
         Raises
         ------
@@ -193,7 +205,7 @@ class BulkWriter:
         ).next(operation, counts=counts)
         # Deletions of an older generation are not visible here.
         schema = replace(schema, masks_since=generation)
-        writer = cls(place, schema, chosen)
+        writer = cls(place, schema, chosen, private=private)
         writer._make(atoms_ptr, edges_ptr)
         return writer
 
@@ -251,7 +263,7 @@ class BulkWriter:
     def session(self) -> Session:
         """This process's access to the files."""
         if self._session is None:
-            self._session = Session(self.place, at_once=True)
+            self._session = Session(self.place, at_once=True, private=self._private)
         return self._session
 
     @property
@@ -387,10 +399,15 @@ class BulkWriter:
         session.write(layout.SAMPLES_MASK, 0, mask)
         schema = self._without_false_holes()
         session.flush()
-        if self.place.path is not None:
-            # Other processes wrote too, so the whole tree is forced, not only our files.
-            fs.fsync_tree(self.place.path)
-        session.write_root(schema.to_attributes())
+        if self._private and session.stage is not None:
+            # The move to its own name is what makes it true.
+            session.write_root(schema.to_attributes())
+            session.stage.force()
+        else:
+            if self.place.path is not None:
+                # Other processes wrote too, so the whole tree is forced, not only our files.
+                fs.fsync_tree(self.place.path)
+            session.write_root(schema.to_attributes())
         self.schema = schema
 
     def _write_row_mask(self, path: str, mask: BoolArray, ptr: Ptr) -> None:

@@ -45,16 +45,25 @@ class Session:
         For a look that must not touch anything.
     at_once : bool
         Put files in their places as they are written: for a store being built.
+    private : bool
+        The same, in a folder that no other process and no reader knows of.
     """
 
-    def __init__(self, place: Place, *, read_only: bool = False, at_once: bool = False) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *,
+        read_only: bool = False,
+        at_once: bool = False,
+        private: bool = False,
+    ) -> None:
         self.place = place
         self.read_only = read_only
         self.store: Store
         self.stage: Stage | None = None
         if place.path is not None:
             self.store = DurableStore(place.path, read_only=read_only)
-            self.stage = Stage(place.path, at_once=at_once)
+            self.stage = Stage(place.path, at_once=at_once, private=private)
         else:
             self.store = place.current()
         self.root: bytes | None = None
@@ -271,7 +280,9 @@ class Session:
             data = json.dumps(document, ensure_ascii=False).encode()
             if isinstance(self.store, DurableStore):
                 self.store.flush()
-            if self.stage.at_once:
+            if self.stage.private:
+                fs.write_file(self.place.path / "zarr.json", data)
+            elif self.stage.at_once:
                 fs.atomic_replace(self.place.path / "zarr.json", data)
             else:
                 self.stage.barrier()
@@ -286,7 +297,7 @@ class Session:
         """Make a group, so that other readers find it even when it is empty."""
         document = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
         if self.place.path is not None and self.stage is not None:
-            data = json.dumps(document, indent=2).encode()
+            data = json.dumps(document).encode()
             self.stage.put(self.place.path / path / "zarr.json", [data])
         else:
             write_json(self.store, self.key(f"{path}/zarr.json"), document)

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from io import FileIO
@@ -27,9 +27,11 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 __all__ = [
     "atomic_replace",
+    "create",
     "exchange",
     "fsync_dir",
     "fsync_file",
+    "fsync_names",
     "fsync_paths",
     "finish_swap",
     "fsync_tree",
@@ -37,6 +39,7 @@ __all__ = [
     "journal_path",
     "link_new",
     "looks_like_store",
+    "make_folder",
     "open_existing",
     "open_partial",
     "partial_files",
@@ -125,6 +128,30 @@ def open_partial(path: Path) -> tuple[Path, FileIO]:
     """A new temporary file beside ``path``, and its name; a rename puts it there."""
     partial = _partial_name(path)
     return partial, open(partial, "xb", buffering=0)
+
+
+def create(name: str, parts: Iterable[BytesLike], size: int | None = None) -> None:
+    """A file that is not there yet, of ``size`` bytes when the parts are fewer.
+
+    For folders that nobody else looks into: the file has its name from the start.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError
+    """
+    with open(name, "xb", buffering=0) as file:
+        offset = 0
+        for part in parts:
+            write_at(file, part, offset)
+            offset += memoryview(part).nbytes
+        if size is not None and size > offset:
+            set_size(file, size)
+        start_writeback(file)
+
+
+def make_folder(name: str) -> None:
+    """A folder, with those above it; it may be there."""
+    os.makedirs(name, exist_ok=True)
 
 
 def open_existing(path: Path) -> FileIO:
@@ -295,6 +322,22 @@ def fsync_tree(path: Path) -> None:
     files = [Path(root) / name for root, _, names in os.walk(path) for name in names]
     fsync_paths(files, below=path)
     fsync_dir(path)
+
+
+def fsync_names(files: Sequence[str], folders: Sequence[str]) -> None:
+    """Force files, then folders, to the medium; several at once."""
+
+    def some(names: Sequence[str]) -> None:
+        for name in names:
+            fd = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    with ThreadPoolExecutor(_FSYNC_THREADS, thread_name_prefix="alchemi-fsync") as pool:
+        for names in (files, folders):
+            list(pool.map(some, (names[i::_FSYNC_THREADS] for i in range(_FSYNC_THREADS))))
 
 
 def exchange(first: Path, second: Path) -> bool:

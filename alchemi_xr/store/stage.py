@@ -97,15 +97,21 @@ class Stage:
     at_once : bool
         Rename every file as soon as it is written and leave forcing it to
         others: for a folder that is no store yet.
+    private : bool
+        As ``at_once``, in a folder of which nobody else knows: files have their
+        names from the start, and :meth:`force` forces what this stage wrote.
     """
 
-    def __init__(self, root: Path, *, at_once: bool = False) -> None:
+    def __init__(self, root: Path, *, at_once: bool = False, private: bool = False) -> None:
         self.root = root
-        self.at_once = at_once
+        self.at_once = at_once or private
+        self.private = private
         self.phase = 0
         self._entries: dict[Path, _Entry] = {}
         self._folders: set[Path] = set()
         self._made: set[Path] = set()
+        self._names: list[str] = []
+        self._folder_names: set[str] = {str(root)}
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -118,6 +124,9 @@ class Stage:
 
     def put(self, path: Path, parts: Sequence[fs.BytesLike], *, size: int | None = None) -> None:
         """A whole file, of ``size`` bytes when the parts are fewer."""
+        if self.private and not os.path.lexists(path):
+            self.create(str(path), parts, size=size)
+            return
         self._make_folder(path.parent)
         partial, file = fs.open_partial(path)
         try:
@@ -143,6 +152,22 @@ class Stage:
         if before is not None:
             self._discard({path: before})
         self._bound()
+
+    def create(self, name: str, parts: Sequence[fs.BytesLike], *, size: int | None = None) -> None:
+        """As `put`, in a private folder, for a file that is not there yet."""
+        folder = name.rpartition("/")[0]
+        if folder not in self._folder_names:
+            fs.make_folder(folder)
+            with self._lock:
+                while folder not in self._folder_names:
+                    self._folder_names.add(folder)
+                    folder = folder.rpartition("/")[0]
+        fs.create(name, parts, size)
+        self._names.append(name)
+
+    def force(self) -> None:
+        """Force all that was created to the medium."""
+        fs.fsync_names(self._names, sorted(self._folder_names))
 
     def patch(self, path: Path, offset: int, data: fs.BytesLike, *, size: int) -> None:
         """Bytes in place, in a file of ``size`` bytes; they must be nobody's yet.
@@ -257,3 +282,8 @@ class Stage:
         with self._lock:
             gone = [p for p in self._entries if folder in p.parents]
             self._discard({p: self._entries.pop(p) for p in gone})
+            whole, below = str(folder), f"{folder}/"
+            self._names = [n for n in self._names if not n.startswith(below)]
+            self._folder_names = {
+                n for n in self._folder_names if n != whole and not n.startswith(below)
+            }

@@ -205,6 +205,7 @@ class StoreWriter:
             np.diff(block.edges_ptr),
             config=self.config,
             provenance=provenance,
+            private=place.path is not None,
         )
         for name, item in incoming.items():
             values = item.values
