@@ -20,7 +20,7 @@ import numpy as np
 from alchemi_xr._typing import BoolArray, IntArray
 from alchemi_xr._version import __version__
 from alchemi_xr.errors import StoreExistsError, StoreNotFoundError
-from alchemi_xr.etl.gather import Counted, Gather, count, digest, opened, release
+from alchemi_xr.etl.gather import Counted, Gather, count, digest, hold, opened, release
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.spool import Runs, is_scattered
 from alchemi_xr.etl.union import unify
@@ -106,8 +106,8 @@ def recipe_of(
 
     With ``before`` the result is the next generation of that store.
     """
-    num_atoms = np.concatenate([store.num_atoms for store in stores])
-    num_edges = np.concatenate([store.num_edges for store in stores])
+    num_atoms = _joined([store.num_atoms for store in stores])
+    num_edges = _joined([store.num_edges for store in stores])
     plan = plan_samples(num_atoms, num_edges, layouts, config)
     mask = np.ones(0, np.int64) if samples_mask is None else samples_mask
     fingerprint = plan.fingerprint(
@@ -134,6 +134,10 @@ def recipe_of(
         others={} if schema is None else schema.others,
         history=() if schema is None else schema.history,
     )
+
+
+def _joined(parts: Sequence[IntArray]) -> IntArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def rewritten(
@@ -205,6 +209,7 @@ def _next(
 ) -> tuple[Recipe, Counted]:
     order, mask = choose(snapshot)
     counted = count(snapshot, order)
+    hold(counted, snapshot)
     recipe = recipe_of(
         [counted],
         unify([counted]),

@@ -25,7 +25,7 @@ from alchemi_xr.etl.gather import Counted, opened
 from alchemi_xr.plan.client import Runner
 from alchemi_xr.plan.plan import Plan, cut_by_bytes, extent_bytes
 from alchemi_xr.plan.progress import Progress
-from alchemi_xr.plan.tasks import PartResult
+from alchemi_xr.plan.tasks import PartResult, trim
 from alchemi_xr.store import fs
 from alchemi_xr.store.reader import Snapshot
 
@@ -156,6 +156,7 @@ class Runs:
 
 def _write_run(runs: Runs, number: int) -> int:
     runs.write(number)
+    trim()
     return number
 
 

@@ -269,7 +269,7 @@ def make_plan(
 
 def extent_bytes() -> int:
     """Bytes of what one task reads: all that are under way hold about ``stream_bytes``."""
-    return max(1 << 12, int(option("stream_bytes")) // 8)
+    return max(1 << 12, int(option("stream_bytes")) // 16)
 
 
 def plan_samples(
@@ -297,7 +297,11 @@ def plan_samples(
     width: dict[Level, int] = {"atom": 0, "edge": 0, "system": 16}
     for layout in layouts:
         width[layout.level] += layout.to_info().row_bytes
-    sizes = num_atoms * width["atom"] + num_edges * width["edge"] + width["system"]
+    # In place: beside the counts nothing here should grow with the number of samples.
+    sizes = num_atoms.astype(np.int64)
+    sizes *= width["atom"]
+    sizes += num_edges * np.int64(width["edge"])
+    sizes += width["system"]
     atoms, edges = counts_to_ptr(num_atoms), counts_to_ptr(num_edges)
     extents = [
         Extent(b - a, int(atoms[b] - atoms[a]), int(edges[b] - edges[a]), (a, b))

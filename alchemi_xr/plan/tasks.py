@@ -6,8 +6,10 @@ the same bytes. What crosses between tasks is flat arrays.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +34,7 @@ __all__ = [
     "cut",
     "load",
     "stats_of",
+    "trim",
     "write_shard",
 ]
 
@@ -181,7 +184,27 @@ def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, 
             writer.write_present(name.removeprefix(presence("")), task.start, values)
         else:
             writer.write_rows(name, task.start, values)
+    trim()
     return task.number
+
+
+def trim() -> None:
+    """Give freed memory back to the system, where the C library can.
+
+    Pieces of extents are freed by other threads than those that made them; what
+    glibc keeps of them in the arena of each thread would grow with the run.
+    """
+    call = _malloc_trim()
+    if call is not None:
+        call(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
 
 
 def stats_of(loaded: Loaded) -> PartStats:

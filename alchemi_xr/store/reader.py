@@ -448,7 +448,9 @@ class Snapshot:
             ptr = self._pointers(self.level(name))
             starts, stops = (first, last) if ptr is None else (ptr[first], ptr[last])
             arrays[name] = self._take_runs(name, starts, stops)
-        pointers = [counts_to_ptr(np.diff(ptr)[index]) for ptr in (self.atoms_ptr, self.edges_ptr)]
+        pointers = [
+            counts_to_ptr(ptr[index + 1] - ptr[index]) for ptr in (self.atoms_ptr, self.edges_ptr)
+        ]
         return self._block(index, pointers[0], pointers[1], arrays, names)
 
     def _pointers(self, level: Level) -> Ptr | None:
