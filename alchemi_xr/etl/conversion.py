@@ -1,7 +1,8 @@
 """Convert files to a store: scan, plan, run, publish.
 
-The store is built in a hidden folder beside its destination and appears there
-in one step when all is done; a killed conversion is taken up where it was.
+On a path of this machine the store is built in a hidden folder beside its
+destination and appears there in one step when all is done; elsewhere its root
+document is put last. A killed conversion is taken up where it was.
 """
 
 from __future__ import annotations
@@ -9,24 +10,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from alchemi_xr._typing import BoolArray, PathLike
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.elsewhere import convert_elsewhere, is_elsewhere
 from alchemi_xr.etl.report import ConvertReport, FieldReport
 from alchemi_xr.etl.request import Request
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
 from alchemi_xr.plan.client import Runner, open_runner
-from alchemi_xr.plan.job import Job, Recipe, check_destination
+from alchemi_xr.plan.elsewhere import check_place, check_reach, destination_of, open_job
+from alchemi_xr.plan.job import Recipe
 from alchemi_xr.plan.journal import Journal
 from alchemi_xr.plan.plan import Plan
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.plan.rejects import Quarantine, Reject
 from alchemi_xr.plan.run import run_plan
-from alchemi_xr.store import fs
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 
 __all__ = ["append", "convert", "plan_convert"]
@@ -64,9 +65,10 @@ def convert(
     ----------
     src : path, pattern, folder, or several of them
     dst : path or URL
-        Where the store appears, in one step, when all is done. For a URL it is
-        built in a temporary folder (of ``TMPDIR``) and then copied, and an
-        interrupted conversion begins anew.
+        Where the store appears, in one step, when all is done. At a URL objects
+        are put where they belong, and the root document, put last, makes them a
+        store; the journal, from which an interrupted conversion is taken up,
+        lies below ``TMPDIR``.
     format : str, optional
         Name of a source; by default each says whether a file is its own.
     on_error : {"raise", "quarantine"}
@@ -112,11 +114,10 @@ def convert(
     --------
     >>> report = convert("train.extxyz", "train.zarr")  # doctest: +SKIP
     """
-    arguments = dict(locals())
-    if isinstance(dst, str) and is_elsewhere(dst):
-        return convert_elsewhere(convert, **arguments)
     begun = time.perf_counter()
-    destination = check_destination(dst, overwrite=overwrite)
+    given_place = destination_of(dst, storage_options=storage_options)
+    destination = check_place(given_place, overwrite=overwrite)
+    name = os.fspath(dst) if isinstance(given_place, Path) else given_place.where
     config = as_config(profile)
     given = Request(
         src,
@@ -135,13 +136,14 @@ def convert(
     with (
         open_runner(client, threads=threads) as runner,
         open_progress(progress) as shown,
-        Job(destination) as job,
+        open_job(destination) as job,
     ):
+        check_reach(destination, runner)
         given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
         plan = given.plan(config)
         limit = memory or runner.memory
         if limit:
-            plan.check_memory(limit, runner.threads_per_worker, os.fspath(dst))
+            plan.check_memory(limit, runner.threads_per_worker, name)
         recipe = _recipe(given, plan, config)
         writer, journal = job.prepare(recipe, resume=resume)
         resumed = journal.resumed
@@ -149,14 +151,14 @@ def convert(
             run_plan(plan, given.reading, writer, journal, runner, shown)
         # A worker that was killed in this run leaves half-written files.
         job.sweep()
-        report = _report(given, plan, journal, os.fspath(dst))
+        report = _report(given, plan, journal, name)
         mask = np.ones(plan.num_samples, dtype=bool)
         mask[[r.sample for r in report.rejects if r.sample is not None]] = False
         _check_some_left(mask, report, given)
         _count_kept(report, given.scan, mask)
         writer.commit(None if mask.all() else mask)
-        report.output_bytes = _tree_bytes(job.store)
-        fs.publish(job.store, destination, overwrite=overwrite)
+        report.output_bytes = job.built_bytes()
+        job.publish(overwrite=overwrite)
         if Quarantine(job.rejects).write(report.rejects):
             report.rejects_path = str(job.rejects)
     report.resumed = resumed
@@ -281,14 +283,6 @@ def _count_kept(report: ConvertReport, scan: Scan, mask: BoolArray) -> None:
     report.samples = int(mask.sum())
     report.atoms = int(scan.num_atoms[mask].sum())
     report.edges = int(scan.num_edges[mask].sum())
-
-
-def _tree_bytes(path: Any) -> int:
-    return sum(
-        os.path.getsize(os.path.join(root, name))
-        for root, _, names in os.walk(path)
-        for name in names
-    )
 
 
 def append(

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from alchemi_xr._typing import BoolArray, IntArray, NDArray, PathLike
+from alchemi_xr._typing import BoolArray, IntArray, NDArray
 from alchemi_xr._version import __version__
 from alchemi_xr.errors import ConfigError, FieldError, UnknownFieldError, nearest
 from alchemi_xr.etl.gather import count
 from alchemi_xr.etl.rebuild import How, build_new, recipe_of, rewritten
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.union import unify
-from alchemi_xr.plan.job import check_destination
+from alchemi_xr.plan.elsewhere import check_place, destination_of
 from alchemi_xr.plan.progress import Progress
 from alchemi_xr.store.codecs import as_config
 from alchemi_xr.store.reader import Snapshot, open_store
@@ -178,11 +178,12 @@ def _kept(snapshot: Snapshot, order: IntArray) -> tuple[IntArray, BoolArray | No
 
 def merge(
     sources: Sequence[Any],
-    destination: PathLike,
+    destination: Any,
     *,
     fields: Sequence[str] | None = None,
     config: Any = None,
     overwrite: bool = False,
+    storage_options: dict[str, Any] | None = None,
     client: Any = None,
     threads: int | None = None,
     memory: int | None = None,
@@ -198,13 +199,15 @@ def merge(
     Parameters
     ----------
     sources : sequence of path, dict, zarr store
-    destination : path
+    destination : path, URL, dict or zarr store
         Where the store appears, in one step, when all is done.
     fields : sequence of str, optional
         Keep only these.
     config : ZarrWriteConfig, mapping or profile name, optional
     overwrite : bool
         Replace a store that is at the destination.
+    storage_options : dict, optional
+        For a URL: endpoint, credentials and the like.
     client, threads, memory, progress, resume
         As for :func:`defragment`.
 
@@ -220,7 +223,8 @@ def merge(
         raise ConfigError("merge", "give the stores as a list", found=type(sources).__name__)
     if not sources:
         raise ConfigError("merge", "there is no store to merge")
-    path = check_destination(destination, overwrite=overwrite)
+    given = destination_of(destination, storage_options=storage_options)
+    place = check_place(given, overwrite=overwrite)
     stores, dropped = [], 0
     for source in sources:
         with open_store(source) as snapshot:
@@ -241,7 +245,7 @@ def merge(
     )
     how = How(client, threads, memory, progress, resume)
     with how.running() as running:
-        (report,) = build_new([(path, recipe, stores)], how, *running, overwrite=overwrite)
+        (report,) = build_new([(place, recipe, stores)], how, *running, overwrite=overwrite)
     report.removed = dropped
     report.seconds = time.perf_counter() - begun
     return report

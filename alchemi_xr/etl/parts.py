@@ -24,7 +24,7 @@ from alchemi_xr.etl.maintain import sample_key
 from alchemi_xr.etl.rebuild import How, build_new, kept_config, recipe_of
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.union import unify
-from alchemi_xr.plan.job import check_destination
+from alchemi_xr.plan.elsewhere import check_place, destination_of
 from alchemi_xr.plan.plan import extent_bytes
 from alchemi_xr.plan.progress import Progress
 from alchemi_xr.store.codecs import as_config
@@ -43,6 +43,7 @@ def split(
     seed: int = 0,
     config: Any = None,
     overwrite: bool = False,
+    storage_options: dict[str, Any] | None = None,
     client: Any = None,
     threads: int | None = None,
     memory: int | None = None,
@@ -54,7 +55,7 @@ def split(
     Parameters
     ----------
     store : path, dict, zarr store
-    parts : dict of path to fraction, or path with ``{}``
+    parts : dict of path or URL to fraction, or path or URL with ``{}``
         Fractions that add up to 1. Or one path in which ``{}`` stands for the
         value of ``by``: each group then becomes a store.
     by : str, optional
@@ -70,6 +71,8 @@ def split(
         By default chunks and codecs of the store.
     overwrite : bool
         Replace stores that are there.
+    storage_options : dict, optional
+        For URLs: endpoint, credentials and the like.
     client, threads, memory, progress, resume
         As for :func:`alchemi_xr.etl.defragment`.
 
@@ -94,9 +97,11 @@ def split(
     begun = time.perf_counter()
     if isinstance(parts, Mapping):
         fractions = _fractions(parts)
-        free = [path for path in fractions if not os.path.lexists(path)]
-        for path in [] if free else fractions:
-            check_destination(path, overwrite=overwrite)
+        given = [destination_of(path, storage_options=storage_options) for path in fractions]
+        # A run that was stopped may have put some of them in their places.
+        if not any(isinstance(dst, Path) and not os.path.lexists(dst) for dst in given):
+            for dst in given:
+                check_place(dst, overwrite=overwrite)
     with open_store(store) as snapshot:
         if isinstance(parts, Mapping):
             chosen = dict(zip(fractions, _draw(snapshot, fractions, by, seed), strict=True))
@@ -128,7 +133,8 @@ def split(
                     },
                 },
             )
-            jobs.append((Path(os.path.abspath(path)), recipe, [counted]))
+            dst = destination_of(path, storage_options=storage_options)
+            jobs.append((dst, recipe, [counted]))
         how = How(client, threads, memory, progress, resume)
         with how.running() as running:
             reports = build_new(jobs, how, *running, overwrite=overwrite)
@@ -139,7 +145,7 @@ def split(
 
 def _fractions(parts: Mapping[PathLike, float]) -> dict[str, float]:
     fractions = {os.fspath(path): float(share) for path, share in parts.items()}
-    paths = {os.path.abspath(path) for path in fractions}
+    paths = {path if "://" in path else os.path.abspath(path) for path in fractions}
     if len(paths) < len(fractions) or not fractions:
         raise ConfigError("split", "give each part a path of its own", found=list(fractions))
     total = sum(fractions.values())

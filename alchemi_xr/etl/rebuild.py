@@ -7,7 +7,6 @@ hold it. A job that was stopped is taken up by the same call.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,13 +18,18 @@ import numpy as np
 
 from alchemi_xr._typing import BoolArray, IntArray
 from alchemi_xr._version import __version__
-from alchemi_xr.errors import StoreExistsError, StoreNotFoundError
+from alchemi_xr.errors import (
+    AlchemiError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
 from alchemi_xr.etl.gather import Counted, Gather, count, digest, hold, opened, release
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.spool import Runs, is_scattered
 from alchemi_xr.etl.union import unify
 from alchemi_xr.plan.client import Runner, open_runner
-from alchemi_xr.plan.job import Job, Recipe, build, check_destination
+from alchemi_xr.plan.elsewhere import Destination, check_place, check_reach, open_job
+from alchemi_xr.plan.job import Job, Recipe, build
 from alchemi_xr.plan.plan import plan_samples
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.store import fs
@@ -177,7 +181,9 @@ def _in_place(
         reader = _reader([counted], recipe, job, runner, shown)
         resumed = build(recipe, reader, job, runner, shown, title=operation, resume=how.resume)
         removed = snapshot.num_samples - len(counted.order)
-        report = _made(place.where, recipe, job.store, removed=removed, resumed=resumed)
+        report = _made(
+            place.where, recipe, job.built_bytes(), removed=removed, resumed=resumed
+        )
         fs.fsync_dir(job.folder)
         fs.swap(job.store, path, fs.previous_path(path))
     return report
@@ -194,11 +200,11 @@ def _elsewhere(
 ) -> MaintainReport:
     with open_store(place) as snapshot:
         chosen = kept_config(snapshot) if config is None else as_config(config)
-        if target.path is None:
+        if target.path is None and not target.is_remote:
             return _copied(snapshot, choose, target, chosen, operation)
         recipe, counted = _next(snapshot, choose, chosen, operation)
         with how.running() as running:
-            part = (target.path, recipe, [counted])
+            part = (target.path or target, recipe, [counted])
             (report,) = build_new([part], how, *running, overwrite=overwrite)
         report.removed = snapshot.num_samples - len(counted.order)
         return report
@@ -247,18 +253,20 @@ def _in_memory(place: Place, choose: Choose, config: Any, operation: str) -> Mai
 
 
 def build_new(
-    parts: Sequence[tuple[Path, Recipe, Sequence[Counted]]],
+    parts: Sequence[tuple[Destination, Recipe, Sequence[Counted]]],
     how: How,
     runner: Runner,
     shown: Progress,
     *,
     overwrite: bool,
 ) -> list[MaintainReport]:
-    """New stores, each at its path; none appears before all are built.
+    """New stores, each at its place; of those on this machine none appears before all are built.
 
     Raises
     ------
     StoreExistsError, NotAStoreError
+    ConfigError
+        Workers of a cluster cannot write to a destination.
     """
     # A run that was stopped between two of its stores left some at their place.
     there = [how.resume and _is_there(path, recipe) for path, recipe, _ in parts]
@@ -266,23 +274,31 @@ def build_new(
         there = [False] * len(parts)
     for (path, recipe, _), done in zip(parts, there, strict=True):
         if not done:
-            check_destination(path, overwrite=overwrite)
-        how.check(recipe, runner, str(path))
+            check_place(path, overwrite=overwrite)
+            check_reach(path, runner)
+        how.check(recipe, runner, _where(path))
     reports = []
     with ExitStack() as stack:
-        jobs = [stack.enter_context(Job(path)) for path, _, _ in parts]
+        jobs = [stack.enter_context(open_job(path)) for path, _, _ in parts]
         for (path, recipe, stores), job, done in zip(parts, jobs, there, strict=True):
-            resumed, folder = True, path
+            resumed, size = True, 0
             if not done:
-                reader, folder = _reader(stores, recipe, job, runner, shown), job.store
+                reader = _reader(stores, recipe, job, runner, shown)
                 resumed = build(
                     recipe, reader, job, runner, shown, title=recipe.operation, resume=how.resume
                 )
-            reports.append(_made(str(path), recipe, folder, resumed=resumed))
+                size = job.built_bytes()
+            elif isinstance(path, Path):
+                size = fs.tree_bytes(path)
+            reports.append(_made(_where(path), recipe, size, resumed=resumed))
         for job, done in zip(jobs, there, strict=True):
             if not done:
                 job.publish(overwrite=overwrite)
     return reports
+
+
+def _where(dst: Destination) -> str:
+    return str(dst) if isinstance(dst, Path) else dst.where
 
 
 def _reader(
@@ -301,7 +317,7 @@ def _reader(
 
 
 def _made(
-    where: str, recipe: Recipe, folder: Path, *, removed: int = 0, resumed: bool = False
+    where: str, recipe: Recipe, size: int, *, removed: int = 0, resumed: bool = False
 ) -> MaintainReport:
     mask, plan = recipe.samples_mask, recipe.plan
     return MaintainReport(
@@ -312,7 +328,7 @@ def _made(
         plan.num_edges,
         removed=removed,
         deleted=0 if mask is None else int((~mask).sum()),
-        output_bytes=_total_bytes(folder),
+        output_bytes=size,
         resumed=resumed,
     )
 
@@ -329,18 +345,14 @@ def _seen(operation: str, snapshot: Snapshot, *, removed: int = 0) -> MaintainRe
     )
 
 
-def _is_there(path: Path, recipe: Recipe) -> bool:
-    if not fs.looks_like_store(path):
+def _is_there(dst: Destination, recipe: Recipe) -> bool:
+    if isinstance(dst, Path) and not fs.looks_like_store(dst):
         return False
-    with open_store(path) as snapshot:
-        schema = snapshot.schema
-        return schema.identity == recipe.identity and schema.generation == recipe.generation
-
-
-def _total_bytes(path: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(
-        os.path.getsize(os.path.join(root, name))
-        for root, _, names in os.walk(path)
-        for name in names
-    )
+    try:
+        with open_store(dst) as snapshot:
+            schema = snapshot.schema
+            return schema.identity == recipe.identity and schema.generation == recipe.generation
+    except AlchemiError:
+        if isinstance(dst, Path):
+            raise
+        return False

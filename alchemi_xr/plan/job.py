@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +113,7 @@ class Job:
     def __init__(self, destination: Path, what: str = "building") -> None:
         self.destination = destination
         self.folder = fs.sibling(destination, what)
-        self.store = self.folder / "store"
+        self.store: Any = self.folder / "store"
         self.journal = self.folder / "journal.jsonl"
         self.spool = self.folder / "spool"
         self.rejects = destination.with_name(destination.name + ".rejects.jsonl")
@@ -190,8 +191,16 @@ class Job:
                 mend="remove the cause (a full disk?) and run it again: it goes on where it was",
             ) from error
 
+    def token(self) -> str:
+        """A name of this run and of those that take it up, and of no other."""
+        path = self.folder / "token"
+        if not path.exists():
+            fs.atomic_replace(path, uuid.uuid4().hex.encode())
+        return path.read_text()
+
     def clear(self) -> None:
         """Forget an earlier run, but keep the lock."""
+        fs.remove_file(self.folder / "token")
         fs.remove_file(self.journal)
         fs.remove_tree(self.store)
 
@@ -245,6 +254,10 @@ class Job:
                 return
             fs.fsync_tree(self.store)
             fs.swap(self.store, self.destination, fs.previous_path(self.destination))
+
+    def built_bytes(self) -> int:
+        """Bytes of all files of the store that was built."""
+        return fs.tree_bytes(self.store)
 
     def discard(self) -> None:
         """Remove the folder with all that is in it."""

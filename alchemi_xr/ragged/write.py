@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 import time
 import uuid
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +33,11 @@ from alchemi_xr.errors import (
     StoreNotFoundError,
 )
 from alchemi_xr.plan.client import open_runner
+from alchemi_xr.plan.elsewhere import check_reach, open_job, scratch_path
 from alchemi_xr.plan.graph import Inputs
 from alchemi_xr.plan.job import Job, Recipe, build, check_destination
-from alchemi_xr.plan.journal import Journal
 from alchemi_xr.plan.plan import plan_samples
 from alchemi_xr.plan.progress import open_progress
-from alchemi_xr.plan.run import run_plan
 from alchemi_xr.plan.tasks import PartResult
 from alchemi_xr.ragged.array import StoreArray, is_dask, is_lazy, origin, wrap
 from alchemi_xr.ragged.chunks import align, find_partition
@@ -223,41 +220,27 @@ class PendingWrite:
             limit = memory or runner.memory
             if limit:
                 recipe.plan.check_memory(limit, runner.threads_per_worker, _WHERE)
-            resumed = False
-            if place.path is None:
-                with tempfile.TemporaryDirectory() as folder:
-                    target = Path(folder) / "part" if self._appends else place
-                    writer = recipe.create(target)
-                    with Journal(Path(folder) / "journal", recipe.fingerprint) as journal:
-                        run_plan(
-                            recipe.plan,
-                            self._reader,
-                            writer,
-                            journal,
-                            runner,
-                            shown,
-                            title="write",
-                            inputs=inputs,
-                        )
-                    recipe.commit(writer)
-                    if self._appends:
-                        _append(target, place)
+            if not self._appends:
+                dst = place.path or place
+                check_reach(dst, runner)
+                job = open_job(dst)
             else:
-                with Job(place.path, "appending" if self._appends else "building") as job:
-                    resumed = build(
-                        recipe,
-                        self._reader,
-                        job,
-                        runner,
-                        shown,
-                        title="write",
-                        resume=resume,
-                        inputs=inputs,
-                    )
-                    if self._appends:
-                        _append(job.store, place)
-                    else:
-                        job.publish(overwrite=self._mode == "w", keep=True)
+                job = Job(place.path or scratch_path(place), "appending")
+            with job:
+                resumed = build(
+                    recipe,
+                    self._reader,
+                    job,
+                    runner,
+                    shown,
+                    title="write",
+                    resume=resume,
+                    inputs=inputs,
+                )
+                if self._appends:
+                    _append(job, place)
+                else:
+                    job.publish(overwrite=self._mode == "w", keep=True)
         plan = recipe.plan
         return WriteReport(
             place.where,
@@ -581,9 +564,16 @@ def _check_fits(incoming: Mapping[str, Incoming], columns: Sequence[_Column], pl
                 )
 
 
-def _append(part: Any, place: Any) -> None:
-    """Add a finished store's samples to another one: many blocks, one commit."""
-    size = int(option("stream_bytes")) // 2
-    with open_store(part) as made, StoreWriter(place).transaction(max_bytes=size) as writer:
+def _append(job: Job, place: Any) -> None:
+    """Add a finished store's samples to another one, once: many blocks, one commit."""
+    size, token = int(option("stream_bytes")) // 2, job.token()
+    with open_store(place) as there:
+        if any(entry.get("job") == token for entry in there.schema.history):
+            # Stopped between its commit and the removal of the job's folder.
+            return
+    with (
+        open_store(job.store) as made,
+        StoreWriter(place).transaction(max_bytes=size, job=token) as writer,
+    ):
         for block in made.iter_blocks(max_bytes=size):
             writer.append(block)

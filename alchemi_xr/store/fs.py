@@ -57,6 +57,7 @@ __all__ = [
     "swapped_in",
     "sync_data",
     "sync_open",
+    "tree_bytes",
     "unfinished_path",
     "unfinished_prefix",
     "write_at",
@@ -363,6 +364,15 @@ def exchange(first: Path, second: Path) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):
         return False
     raise OSError(code, os.strerror(code), str(first), None, str(second))
+
+
+def tree_bytes(path: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(
+        os.path.getsize(os.path.join(root, name))
+        for root, _, names in os.walk(path)
+        for name in names
+    )
 
 
 def looks_like_store(path: Path) -> bool:

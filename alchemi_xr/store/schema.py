@@ -167,8 +167,18 @@ class StoreSchema:
         """This schema with some entries changed."""
         return replace(self, **changes)
 
-    def next(self, operation: str, **changes: Any) -> StoreSchema:
-        """The schema of the next generation, with the commit in its history."""
+    def next(self, operation: str, *, job: str = "", **changes: Any) -> StoreSchema:
+        """The schema of the next generation, with the commit in its history.
+
+        Parameters
+        ----------
+        operation : str
+        job : str
+            Of a job that may be repeated after an interruption: by this it finds
+            out that its commit was made.
+        **changes
+            Fields of the schema.
+        """
         after = replace(self, generation=self.generation + 1, **changes)
         entry = {
             "generation": after.generation,
@@ -177,6 +187,8 @@ class StoreSchema:
             "atoms": after.counts.atoms,
             "edges": after.counts.edges,
         }
+        if job:
+            entry["job"] = job
         return replace(after, history=[*self.history, entry][-_HISTORY:])
 
     def at_generation(self, generation: int) -> StoreSchema | None:

@@ -270,7 +270,9 @@ class StoreWriter:
     # -- transactions ------------------------------------------------------
 
     @contextlib.contextmanager
-    def transaction(self, *, max_bytes: int = TRANSACTION_BYTES) -> Iterator[StoreWriter]:
+    def transaction(
+        self, *, max_bytes: int = TRANSACTION_BYTES, job: str = ""
+    ) -> Iterator[StoreWriter]:
         """Make all appends and deletions of a ``with`` block one commit.
 
         Readers see nothing of them before its end, and nothing at all when an
@@ -280,6 +282,8 @@ class StoreWriter:
         ----------
         max_bytes : int
             Samples held in memory; more are written behind the committed end.
+        job : str
+            Name kept with the commit in the store's history.
 
         Raises
         ------
@@ -304,7 +308,7 @@ class StoreWriter:
                         yield self
                     finally:
                         self._transaction = None
-                    self._commit_transaction(opened, begun)
+                    self._commit_transaction(opened, begun, job)
             except BaseException:
                 # What zarr wrote behind the end, or a document that grew, is cut off again.
                 if self.place.repository is None:
@@ -312,13 +316,13 @@ class StoreWriter:
                         open_for_writing(self.place, None, took_over=False)
                 raise
 
-    def _commit_transaction(self, opened: Opened, done: Transaction) -> None:
+    def _commit_transaction(self, opened: Opened, done: Transaction, job: str) -> None:
         schema, mask, changed = done.finish()
         if mask is not None:
             operation = "append, delete" if schema.counts != opened.schema.counts else "delete"
             self._commit_masks(opened, schema, mask, changed, operation)
         elif schema is not opened.schema or opened.unsettled:
-            self._commit(opened, schema.next("append"))
+            self._commit(opened, schema.next("append", job=job))
         else:
             self._opened = opened
 
