@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,6 +55,94 @@ def _quiet_progress():
 
     with set_options(progress="off"):
         yield
+
+
+class S3:
+    """A real S3 server (moto's) in a process of its own, with one bucket.
+
+    Never in this process: clients in Rust and a server in Python would wait for
+    one another.
+    """
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._number = 0
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                request = urllib.request.Request(f"{self.endpoint}/bucket", method="PUT")
+                urllib.request.urlopen(request, timeout=5).close()
+                return
+            except (urllib.error.URLError, OSError):
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    self.stop()
+                    raise
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Storage options, as s3fs takes them."""
+        return {
+            "key": "test",
+            "secret": "test",
+            "endpoint_url": self.endpoint,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    @property
+    def icechunk_options(self) -> dict[str, Any]:
+        """Storage options, as Icechunk takes them."""
+        return {
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "endpoint_url": self.endpoint,
+            "region": "us-east-1",
+        }
+
+    def prefix(self) -> str:
+        """A prefix where nothing is."""
+        self._number += 1
+        return f"store{self._number}.zarr"
+
+    def url(self) -> str:
+        return f"s3://bucket/{self.prefix()}"
+
+    def obstore(self, prefix: str) -> Any:
+        """A store of obstore below a prefix."""
+        from obstore.store import S3Store
+
+        return S3Store(
+            "bucket",
+            prefix=prefix,
+            endpoint=self.endpoint,
+            access_key_id="test",
+            secret_access_key="test",
+            region="us-east-1",
+            client_options={"allow_http": True},
+            virtual_hosted_style_request=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """An S3 server on this machine; skips where a package is missing."""
+    for package in ("moto", "flask", "obstore", "s3fs"):
+        pytest.importorskip(package, reason=f"{package} (extra cloud, or test tools) is missing")
+    server = S3()
+    yield server
+    server.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

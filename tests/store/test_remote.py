@@ -311,7 +311,12 @@ def test_a_write_that_was_killed_is_done_anew(objects: Elsewhere, make: Any, sam
 _KILLED = """
 import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from conftest import S3, make_block
+from conftest import make_block
+import importlib.util
+spec = importlib.util.spec_from_file_location("above", sys.argv[1] + "/../conftest.py")
+above = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(above)
+S3 = above.S3
 from alchemi_xr.store import StoreWriter
 from alchemi_xr.store.remote import RemoteStore
 server = S3.__new__(S3)
