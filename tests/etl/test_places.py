@@ -57,6 +57,9 @@ def local(tmp_path: Path) -> Path:
     return path
 
 
+COARSE = {group: {"chunk_size": 64} for group in SMALL}
+
+
 def samples(store: Any, **more: Any) -> Any:
     with open_store(store, **more) as snapshot:
         return samples_of(snapshot.read_block(snapshot.active))
@@ -70,17 +73,17 @@ def test_every_rewrite_reaches_a_bucket(s3: Any, local: Path, scratch: Path) -> 
     options = {"storage_options": s3.options}
     want = samples(local)
     merged = s3.url()
-    report = etl.merge([local, local], merged, config=SMALL, **options)
+    report = etl.merge([local, local], merged, config=COARSE, **options)
     assert (report.samples, report.destination) == (108, merged)
     assert report.output_bytes > 0
     assert_same_samples(samples(merged, **options), want + want)
     parts = {s3.url(): 0.5, s3.url(): 0.5}
-    made = etl.split(local, parts, config=SMALL, **options)
+    made = etl.split(local, parts, config=COARSE, **options)
     assert [r.samples for r in made.values()] == [27, 27]
     assert sum(len(samples(url, **options)) for url in parts) == 54
     # From the bucket to the bucket: what an object store cannot do in place.
     source = s3.obstore(merged.removeprefix("s3://bucket/"))
-    for act in (etl.defragment, etl.sort, lambda s, **k: etl.rechunk(s, SMALL, **k)):
+    for act in (etl.defragment, etl.sort, lambda s, **k: etl.rechunk(s, COARSE, **k)):
         target = s3.obstore(s3.prefix())
         act(source, destination=target)
         assert len(samples(target)) == 108

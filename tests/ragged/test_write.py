@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +237,34 @@ def test_a_cluster_writes_the_same(holey_path, tmp_path) -> None:
             for root in (tmp_path / f"threads{number}.zarr", tmp_path / f"cluster{number}.zarr")
         ]
         assert trees[0] == trees[1]
+
+
+KILLED_APPEND = """
+import os, signal, sys
+from alchemi_xr.config import set_options
+from alchemi_xr.plan.job import Job
+from alchemi_xr.ragged import open_dataset
+
+Job.discard = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+set_options(progress="off", stream_bytes=1 << 12)
+open_dataset(sys.argv[1]).ragged.to_zarr(sys.argv[2], mode="a")
+"""
+
+
+@pytest.mark.kill
+def test_an_append_killed_after_its_commit_is_made_once(path, tmp_path) -> None:
+    dst = tmp_path / "b.zarr"
+    open_dataset(path).ragged.to_zarr(dst)
+    once = open_store(dst).num_samples
+    code = subprocess.run([sys.executable, "-c", KILLED_APPEND, str(path), str(dst)], check=False)
+    assert code.returncode == -signal.SIGKILL
+    assert open_store(dst).num_samples == 2 * once
+    # The same call again only clears away; the one after it is meant.
+    for samples in (2 * once, 3 * once):
+        report = open_dataset(path).ragged.to_zarr(dst, mode="a")
+        assert open_store(dst).num_samples == samples
+        assert report.resumed == (samples == 2 * once)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.zarr"]
 
 
 @settings(max_examples=8)
