@@ -8,7 +8,11 @@ from typing import Any
 _NAMES = {
     "AlchemiBackend": "alchemi_xr.ragged.backend",
     "RaggedAccessor": "alchemi_xr.ragged.accessor",
+    "RaggedGroupBy": "alchemi_xr.ragged.groupby",
+    "concat": "alchemi_xr.ragged.combine",
+    "from_padded": "alchemi_xr.ragged.pad",
     "open_dataset": "alchemi_xr.ragged.backend",
+    "open_mfdataset": "alchemi_xr.ragged.combine",
 }
 
 __all__ = list(_NAMES)

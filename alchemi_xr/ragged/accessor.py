@@ -11,13 +11,22 @@ from alchemi_xr._typing import Level, NDArray, Ptr
 from alchemi_xr.errors import UnknownFieldError, nearest
 from alchemi_xr.ragged import broadcast as _broadcast
 from alchemi_xr.ragged import chunks as _chunks
+from alchemi_xr.ragged import display as _display
+from alchemi_xr.ragged import mapping as _mapping
+from alchemi_xr.ragged import pad as _pad
 from alchemi_xr.ragged import reduce as _reduce
 from alchemi_xr.ragged import samples as _samples
 from alchemi_xr.ragged import select as _select
+from alchemi_xr.ragged import tables as _tables
+from alchemi_xr.ragged import trajectory as _trajectory
 from alchemi_xr.ragged.conventions import POINTER_NAMES, Structure, level_of, structure
+from alchemi_xr.ragged.groupby import RaggedGroupBy
 
 if TYPE_CHECKING:
     from ase import Atoms
+    from pandas import DataFrame
+
+    from alchemi_xr.data.batch import Batch
 
 __all__ = ["RaggedAccessor"]
 
@@ -234,6 +243,112 @@ class RaggedAccessor:
         sizes = _chunks.resolve_chunks(chunks, struct, rows, here)
         return _chunks.chunk_dataset(self._ds, struct, sizes)
 
+    def map_blocks(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A function of whole samples, block by block, in parallel.
+
+        Parameters
+        ----------
+        func : callable
+            Gets a loaded ragged Dataset (some samples with all their atoms and
+            edges; ``attrs["block_start"]`` is the first one's position) and
+            gives a DataArray or Dataset over ``sample``, ``atom`` or ``edge``.
+            It is called once before with the first sample, to learn dims and dtypes.
+        *args, **kwargs
+            Handed on to it.
+
+        Returns
+        -------
+        DataArray or Dataset
+            On Dask where this Dataset is; else computed, in bounded memory.
+
+        Raises
+        ------
+        ArgumentTypeError
+            The function gave no xarray object.
+        FieldError
+            It gave something without a ragged dim, or of changing shape.
+
+        Examples
+        --------
+        >>> def centered(ds):
+        ...     mean = ds.ragged.reduce("positions", "mean")
+        ...     return ds.positions - ds.ragged.broadcast(mean)
+        >>> ds.ragged.map_blocks(centered)                 # doctest: +SKIP
+        """
+        return _mapping.map_blocks(self._ds, func, args, kwargs)
+
+    def groupby(self, by: Hashable | xr.DataArray) -> RaggedGroupBy:
+        """Samples in groups by a value of theirs.
+
+        Parameters
+        ----------
+        by : str or DataArray over ``sample``
+
+        Returns
+        -------
+        RaggedGroupBy
+            ``for label, ds in ...``, ``[label]``, ``reduce``, ``mean``, ``sum``,
+            ``min``, ``max``, ``count``, ``map``, ``trajectories``.
+
+        Examples
+        --------
+        >>> ds.ragged.groupby("system_id").mean("energy")  # doctest: +SKIP
+        """
+        return RaggedGroupBy(self._ds, by)
+
+    def trajectory(
+        self,
+        system_id: Any = None,
+        *,
+        by: str = "system_id",
+        time: str | None = None,
+        time_step: float | None = None,
+    ) -> xr.Dataset:
+        """The frames of one system as a dense Dataset over (frame, atom, xyz).
+
+        Parameters
+        ----------
+        system_id : optional
+            Which system; None where all samples are frames of one.
+        by : str
+            Variable over ``sample`` that names the system.
+        time : str, optional
+            Variable that holds the time; by default ``time``, ``step``, ``frame``
+            or ``frame_index``, whichever is there first. Frames come in its order.
+        time_step : float, optional
+            fs between frames where there is no such variable, fs of one step
+            where it counts steps.
+
+        Returns
+        -------
+        Dataset
+            On Dask unless this one is in memory; with the coordinate ``time``
+            over ``frame``. Atomic numbers, masses and categories lie along
+            ``atom`` alone; edges are left out.
+
+        Raises
+        ------
+        FieldError
+            No such system, or samples that are not frames of one.
+        """
+        return _trajectory.trajectory(self._ds, system_id, by=by, time=time, time_step=time_step)
+
+    def to_padded(self, fill: Any = None) -> xr.Dataset:
+        """Dense arrays over (sample, atom_slot, ...), short samples filled up.
+
+        Parameters
+        ----------
+        fill : scalar or dict of name to scalar, optional
+            By default NaN, 0 or False by dtype, and -1 for ``neighbor_list``.
+
+        Returns
+        -------
+        Dataset
+            ``num_atoms`` and ``num_edges`` say how many slots are used;
+            `alchemi_xr.ragged.from_padded` goes back.
+        """
+        return _pad.to_padded(self._ds, fill)
+
     def to_zarr(
         self,
         dst: Any,
@@ -328,3 +443,75 @@ class RaggedAccessor:
         calculator's results; other fields go to ``arrays`` and ``info``.
         """
         return _samples.to_atoms(self._ds, i)
+
+    def to_dataframe(
+        self, level: str = "system", names: Sequence[Hashable] | None = None
+    ) -> DataFrame:
+        """A pandas table with one row a sample, atom or edge.
+
+        Parameters
+        ----------
+        level : {"system", "atom", "edge"}
+        names : sequence of str, optional
+            Only these variables.
+
+        Returns
+        -------
+        DataFrame
+            Vectors become ``dipole_x``, ``dipole_y``, ...; atoms and edges are
+            numbered within their sample.
+        """
+        return _tables.to_dataframe(self._ds, level, names)
+
+    # -- for torch -------------------------------------------------------
+
+    def to_batch(self, device: Any = "cpu") -> Batch:
+        """All samples as one `alchemi_xr.data.Batch`; text is left out."""
+        from alchemi_xr.ragged.batches import to_batch
+
+        return to_batch(self._ds, device)
+
+    def iter_batches(
+        self,
+        batch_size: int | None = None,
+        *,
+        max_atoms: int | None = None,
+        shuffle: bool = False,
+        seed: int | None = None,
+        drop_last: bool = False,
+        device: Any = "cpu",
+    ) -> Iterator[Batch]:
+        """Batches of whole samples in turn.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            Samples in a batch.
+        max_atoms : int, optional
+            Atoms that a batch may hold.
+        shuffle : bool
+        seed : int, optional
+            Of the order.
+        drop_last : bool
+            Leave out a last batch with fewer than ``batch_size`` samples.
+        device : str or torch.device
+        """
+        from alchemi_xr.ragged.batches import iter_batches
+
+        return iter_batches(
+            self._ds,
+            batch_size,
+            max_atoms=max_atoms,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            device=device,
+        )
+
+    # -- for people ------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return _display.text_repr(self._ds)
+
+    def _repr_html_(self) -> str:
+        return _display.html_repr(self._ds)

@@ -17,7 +17,13 @@ import xarray as xr
 from xarray.backends import BackendEntrypoint
 
 from alchemi_xr.data.fields import FIELDS, field_order, resolve
-from alchemi_xr.errors import ArgumentTypeError, FieldError, UnknownFieldError, nearest
+from alchemi_xr.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    FieldError,
+    UnknownFieldError,
+    nearest,
+)
 from alchemi_xr.ragged import accessor as accessor  # registers ds.ragged
 from alchemi_xr.ragged.array import StoreArray, wrap
 from alchemi_xr.ragged.chunks import (
@@ -50,7 +56,8 @@ def open_dataset(
     *,
     chunks: Any = None,
     fields: Iterable[str] | None = None,
-    drop_deleted: bool = True,
+    deleted: str = "drop",
+    drop_deleted: bool | None = None,
     cache: bool = False,
     generation: int | None = None,
     storage_options: dict[str, Any] | None = None,
@@ -72,9 +79,12 @@ def open_dataset(
         in a block, a number (or ``{"sample": n}``) is samples in a block.
     fields : iterable of str, optional
         Only these (aliases are understood).
-    drop_deleted : bool
-        Leave out soft-deleted samples, lazily. Otherwise all are shown, and
-        the coordinate ``samples_mask`` says which are live.
+    deleted : {"drop", "keep", "only"}
+        What becomes of soft-deleted samples: left out, lazily; shown with the
+        others; or shown alone. In the last two cases the coordinate
+        ``samples_mask`` says which are live.
+    drop_deleted : bool, optional
+        False is ``deleted="keep"``, True is ``deleted="drop"``.
     cache : bool
         Keep a field in memory once all of it was read.
     generation : int, optional
@@ -113,15 +123,19 @@ def open_dataset(
             snapshot=snapshot,
         )
     )
+    deleted = _deleted(deleted, drop_deleted)
     selection = Selection.all(held)
-    if drop_deleted and not held.samples_mask.all():
+    if deleted == "drop" and not held.samples_mask.all():
         selection = selection.take(np.asarray(held.active, dtype=np.int64))
+    elif deleted == "only":
+        gone = np.flatnonzero(~np.asarray(held.samples_mask))
+        selection = selection.take(gone.astype(np.int64))
     names = _choose(held, fields)
     ds, struct, stored = _build(selection, names, cache=cache)
-    if not drop_deleted:
+    if deleted != "drop":
         mask = xr.Variable(
             (DIMS["system"],),
-            np.asarray(held.samples_mask),
+            np.asarray(held.samples_mask)[selection.samples],
             {"long_name": "sample is not deleted", "level": "system"},
         )
         ds = ds.assign_coords(samples_mask=mask)
@@ -147,6 +161,7 @@ class AlchemiBackend(BackendEntrypoint):
         "filename_or_obj",
         "drop_variables",
         "fields",
+        "deleted",
         "drop_deleted",
         "generation",
         "sample_chunks",
@@ -162,7 +177,8 @@ class AlchemiBackend(BackendEntrypoint):
         *,
         drop_variables: str | Iterable[str] | None = None,
         fields: Iterable[str] | None = None,
-        drop_deleted: bool = True,
+        deleted: str = "drop",
+        drop_deleted: bool | None = None,
         generation: int | None = None,
         sample_chunks: Any = None,
         storage_options: dict[str, Any] | None = None,
@@ -174,6 +190,7 @@ class AlchemiBackend(BackendEntrypoint):
         ds = open_dataset(
             filename_or_obj,
             fields=fields,
+            deleted=deleted,
             drop_deleted=drop_deleted,
             generation=generation,
             storage_options=storage_options,
@@ -206,6 +223,20 @@ class AlchemiBackend(BackendEntrypoint):
             return "alchemi_xr" in attributes or {"num_samples", "fields"} <= set(attributes)
         except (OSError, ValueError, TypeError, AttributeError):
             return False
+
+
+def _deleted(deleted: str, drop_deleted: bool | None) -> str:
+    if deleted not in ("drop", "keep", "only"):
+        raise ConfigError(
+            "open_dataset",
+            f"deleted={deleted!r} is not understood",
+            expected="'drop', 'keep' or 'only'",
+        )
+    if drop_deleted is None:
+        return deleted
+    if drop_deleted and deleted != "drop":
+        raise ConfigError("open_dataset", f"drop_deleted=True contradicts deleted={deleted!r}")
+    return deleted if drop_deleted or deleted == "only" else "keep"
 
 
 def _choose(snapshot: Snapshot, fields: Iterable[str] | None) -> list[str]:

@@ -37,7 +37,7 @@ from alchemi_xr.ragged.conventions import (
 )
 from alchemi_xr.ragged.rows import Selection
 
-__all__ = ["head", "isel", "sample", "sel", "sortby", "take", "where"]
+__all__ = ["head", "isel", "sample", "sample_values", "sel", "sortby", "take", "where"]
 
 
 def isel(ds: xr.Dataset, samples: Any) -> xr.Dataset:
@@ -97,7 +97,7 @@ def where(
 def sortby(ds: xr.Dataset, by: Hashable | xr.DataArray, *, ascending: bool) -> xr.Dataset:
     """Samples in the order of a key; see ``RaggedAccessor.sortby``."""
     struct = structure(ds)
-    values = _sample_values(ds, by, "ds.ragged.sortby", struct)
+    values = sample_values(ds, by, "ds.ragged.sortby", struct)
     if values.dtype.kind == "O":
         values = values.astype(str)
     order = np.argsort(values, kind="stable")
@@ -115,7 +115,7 @@ def sel(ds: xr.Dataset, labels: Mapping[str, Any]) -> xr.Dataset:
     struct = structure(ds)
     chosen: IntArray | None = None
     for name, label in labels.items():
-        values = _sample_values(ds, name, "ds.ragged.sel", struct)
+        values = sample_values(ds, name, "ds.ragged.sel", struct)
         found = _match(values, label, name)
         chosen = found if chosen is None else chosen[np.isin(chosen, found)]
     if chosen is None:
@@ -160,7 +160,7 @@ def row_indices_between(starts: IntArray, stops: IntArray) -> tuple[IntArray, Pt
     return rows, ptr
 
 
-def _sample_values(
+def sample_values(
     ds: xr.Dataset, by: Hashable | xr.DataArray, where: str, struct: Structure
 ) -> NDArray:
     if isinstance(by, xr.DataArray):
