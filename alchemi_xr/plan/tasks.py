@@ -181,9 +181,11 @@ def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, 
     for name in task.names:
         values = _joined(pieces, name)
         if name.startswith(presence("")):
-            writer.write_present(name.removeprefix(presence("")), task.start, values)
+            writer.write_present(name.removeprefix(presence("")), task.start, values, flush=False)
         else:
-            writer.write_rows(name, task.start, values)
+            writer.write_rows(name, task.start, values, flush=False)
+    # Before the journal: after a loss of power it must not speak of bytes that are gone.
+    writer.flush()
     trim()
     return task.number
 

@@ -263,7 +263,7 @@ class BulkWriter:
     def session(self) -> Session:
         """This process's access to the files."""
         if self._session is None:
-            self._session = Session(self.place, at_once=True, private=self._private)
+            self._session = Session(self.place, private=self._private, shared=True)
         return self._session
 
     @property
@@ -296,7 +296,7 @@ class BulkWriter:
             return DEFAULT_CHUNK_ROWS[level]
         return math.lcm(*(self.session.unit(path) for path in paths))
 
-    def write_rows(self, name: str, start: int, values: NDArray) -> None:
+    def write_rows(self, name: str, start: int, values: NDArray, *, flush: bool = True) -> None:
         """Write the rows of a field from ``start`` on; may be done again.
 
         Parameters
@@ -305,6 +305,8 @@ class BulkWriter:
         start : int
         values : array
             ``neighbor_list`` with store-global atom numbers.
+        flush : bool
+            Force them to the medium; else a call of :meth:`flush` has to follow.
 
         Raises
         ------
@@ -333,9 +335,11 @@ class BulkWriter:
                 expected=f"{info.dtype} rows {list(info.tail)}",
             )
         self.session.write(info.path, start, values)
+        if flush and not self._private:
+            self.flush()
 
-    def write_present(self, name: str, start: int, mask: NDArray) -> None:
-        """Write which samples, from ``start`` on, carry a field.
+    def write_present(self, name: str, start: int, mask: NDArray, *, flush: bool = True) -> None:
+        """Write which samples, from ``start`` on, carry a field; ``flush`` as for rows.
 
         Raises
         ------
@@ -352,6 +356,12 @@ class BulkWriter:
         path = info.present_path
         self._check_aligned(info.name, path, start, len(mask), self.counts.samples)
         self.session.write(path, start, np.asarray(mask, dtype=bool))
+        if flush and not self._private:
+            self.flush()
+
+    def flush(self) -> None:
+        """Force what this process wrote to the medium: from here on a journal may say so."""
+        self.session.flush()
 
     def _check_aligned(self, name: str, path: str, start: int, num: int, total: int) -> None:
         unit = self.session.unit(path)

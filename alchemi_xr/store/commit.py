@@ -47,6 +47,9 @@ class Session:
         Put files in their places as they are written: for a store being built.
     private : bool
         The same, in a folder that no other process and no reader knows of.
+    shared : bool
+        For a store being built by many threads and processes: files take their
+        places in :meth:`flush`, forced to the medium.
     """
 
     def __init__(
@@ -56,9 +59,12 @@ class Session:
         read_only: bool = False,
         at_once: bool = False,
         private: bool = False,
+        shared: bool = False,
     ) -> None:
         self.place = place
         self.read_only = read_only
+        # Each of many threads encodes its own chunks: no more threads for that.
+        self._encodes_here = at_once or private or shared
         self.store: Store
         self.stage: Stage | None = None
         if place.path is not None:
@@ -165,7 +171,7 @@ class Session:
             else:
                 rows = np.asarray(values, dtype=array.dtype)
             rows = rows.reshape(len(values), *array.tail)
-            if stage.at_once or array.codec.is_raw or array.chunk_bytes < _WORTH_A_THREAD:
+            if self._encodes_here or array.codec.is_raw or array.chunk_bytes < _WORTH_A_THREAD:
                 array.write(stage, start, rows, behind=behind)
             else:
                 # The compressors of several arrays run side by side.

@@ -113,6 +113,7 @@ class Stage:
         self._names: list[str] = []
         self._folder_names: set[str] = {str(root)}
         self._lock = threading.Lock()
+        self._landing = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -207,8 +208,17 @@ class Stage:
         self.phase += 1
 
     def land(self) -> None:
-        """Force everything to the medium, and rename phase by phase."""
-        entries, self._entries = self._entries, {}
+        """Force everything to the medium, and rename phase by phase.
+
+        With several threads, what one of them staged has landed when its own call
+        returns, whoever of them landed it.
+        """
+        with self._landing:
+            self._land()
+
+    def _land(self) -> None:
+        with self._lock:
+            entries, self._entries = self._entries, {}
         replaced: list[int | None] = []
         try:
             _all(lambda entry: entry.force(entry.take()), list(entries.values()))

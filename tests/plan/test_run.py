@@ -254,3 +254,76 @@ def test_a_runner_closes_only_its_own() -> None:
     with Runner(threads=1, threads_per_worker=1, closing=[lambda: closed.append(1)]):
         pass
     assert closed == [1]
+
+
+def test_a_shard_is_on_the_medium_before_the_journal_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of power the journal must not name bytes that are gone."""
+    from alchemi_xr.plan.journal import Journal
+    from alchemi_xr.store import fs
+
+    events: list[tuple[str, str]] = []
+
+    def recorded(name: str, what: str) -> None:
+        before = getattr(fs, name)
+
+        def call(*arguments: Any) -> Any:
+            first = arguments[0]
+            path = str(getattr(first, "name", first)) if what != "folder" else str(first)
+            result = before(*arguments)
+            events.append((what, str(arguments[1]) if what == "renamed" else path))
+            if what == "renamed":
+                names[str(arguments[1])] = str(first)
+            return result
+
+        monkeypatch.setattr(fs, name, call)
+
+    names: dict[str, str] = {}
+    recorded("sync_open", "forced")
+    recorded("rename", "renamed")
+    recorded("fsync_dir", "folder")
+    done = Journal.shard_done
+
+    def shard_done(self: Journal, number: int) -> None:
+        events.append(("journal", str(number)))
+        done(self, number)
+
+    monkeypatch.setattr(Journal, "shard_done", shard_done)
+    merge_two(tmp_path)
+    seen_forced: set[str] = set()
+    open_folders: set[str] = set()
+    shards = 0
+    for what, path in events:
+        if what == "forced":
+            seen_forced.add(path)
+        elif what == "renamed" and "/c/" in path:
+            assert names[path] in seen_forced
+            open_folders.add(str(Path(path).parent))
+        elif what == "folder":
+            open_folders.discard(path)
+        elif what == "journal":
+            shards += 1
+            assert not open_folders
+    assert shards > 4
+
+
+def merge_two(tmp_path: Path) -> None:
+    """A bulk job of many small shards, one thread."""
+    import numpy as np
+
+    from alchemi_xr import etl
+    from alchemi_xr.data.block import Block
+    from alchemi_xr.store import StoreWriter
+
+    ptr = np.arange(0, 201, 4)
+    block = Block(
+        ptr,
+        np.zeros_like(ptr),
+        {"atomic_numbers": np.ones(200, int), "positions": np.ones((200, 3))},
+        {"atomic_numbers": "atom", "positions": "atom"},
+    )
+    StoreWriter(tmp_path / "a.zarr").write(block)
+    small = {"core": {"chunk_size": 64}, "meta": {"chunk_size": 64}}
+    path = tmp_path / "a.zarr"
+    etl.merge([path, path], tmp_path / "b.zarr", config=small, threads=1, progress=False)
