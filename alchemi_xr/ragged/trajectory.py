@@ -20,7 +20,7 @@ from alchemi_xr.ragged.conventions import DIMS, POINTER_NAMES, PTR_DIM, level_of
 from alchemi_xr.ragged.mapping import partition_of
 from alchemi_xr.ragged.select import sample_values, take
 
-__all__ = ["dense", "trajectory"]
+__all__ = ["dense", "times", "trajectory"]
 
 _TIMES = ("time", "step", "frame", "frame_index")
 _FIXED = ("atomic_numbers", "atomic_masses", "atom_categories")
@@ -64,7 +64,7 @@ def dense(ds: xr.Dataset, *, time: str | None = None, time_step: float | None = 
             expected=f"{counts[0]}, as in the first",
             mend="ds.ragged.trajectory(system_id), or ds.ragged.groupby('system_id')",
         )
-    values, attrs, name = _times(ds, time, time_step)
+    values, attrs, name = times(ds, time, time_step)
     if values is not None and len(values) > 1 and (np.diff(values) < 0).any():
         order = np.argsort(values, kind="stable").astype(np.int64)
         ds, values = take(ds, struct, order), values[order]
@@ -145,7 +145,7 @@ def _fix_atoms(data: dict[Hashable, xr.Variable]) -> None:
         data[name] = xr.Variable(var.dims[1:], first, var.attrs)
 
 
-def _times(
+def times(
     ds: xr.Dataset, time: str | None, time_step: float | None
 ) -> tuple[NDArray | None, dict[str, Any], Hashable | None]:
     """Time of each sample, its attributes, and the variable it came from."""
