@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -210,8 +211,14 @@ def field_order(names: Iterable[str]) -> list[str]:
 
     Equal content then gives equal bytes, whatever order it came in.
     """
+    return list(_ordered(tuple(names)))
+
+
+@lru_cache(maxsize=512)
+def _ordered(names: tuple[str, ...]) -> tuple[str, ...]:
+    # Asked for every batch, with the same names: worth remembering.
     rank = {name: i for i, name in enumerate(FIELDS)}
-    return sorted(set(names), key=lambda n: (rank.get(n, len(rank)), n))
+    return tuple(sorted(set(names), key=lambda n: (rank.get(n, len(rank)), n)))
 
 
 def as_rows(name: str, values: NDArray) -> NDArray:

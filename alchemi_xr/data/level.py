@@ -189,11 +189,24 @@ def default_rows(name: str, numbers: Tensor, positions: Tensor) -> Tensor:
 _WIDEN = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
+# What torch takes as it is.
+_PLAIN = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+
+
 def from_numpy(values: NDArray) -> Tensor:
     """A tensor over the same memory where torch allows it, else over a copy.
 
     Read-only arrays (memory maps) are copied: a Batch is changed in place.
     """
+    flags = values.flags
+    if values.dtype in _PLAIN and flags.c_contiguous and flags.writeable:
+        return torch.from_numpy(values)
     if values.dtype.name in _WIDEN:
         values = values.astype(_WIDEN[values.dtype.name])
     if not values.dtype.isnative:

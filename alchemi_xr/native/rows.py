@@ -1,17 +1,21 @@
-"""Ranges of rows of an array, copied one behind the other."""
+"""Rows of arrays copied in ranges, and files mapped as the rows they hold."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from alchemi_xr._typing import IntArray, NDArray
+from alchemi_xr._typing import IntArray, NDArray, Ptr
 
 try:
     from alchemi_xr.native import _rows
 except ImportError:  # no compiler at installation
     _rows = None  # type: ignore[assignment]
 
-__all__ = ["copy_ranges"]
+__all__ = ["Field", "Gather", "copy_ranges", "map_files"]
 
 
 def copy_ranges(source: NDArray, starts: IntArray, stops: IntArray, out: NDArray) -> NDArray:
@@ -62,3 +66,135 @@ def copy_ranges(source: NDArray, starts: IntArray, stops: IntArray, out: NDArray
         len(starts), width,
     )  # fmt: skip
     return out
+
+
+class Field:
+    """Rows of all samples of one field, contiguous in memory (or in mapped files).
+
+    Parameters
+    ----------
+    rows : array, shape (V or E or N, ...)
+        In C order; no objects.
+    ptr : int64 array, shape (N + 1,), optional
+        Rows of each sample; None for one row a sample.
+    shifted : bool
+        Numbers get one added that differs by sample; int32 or int64 only.
+    """
+
+    __slots__ = ("ptr", "rows", "shifted", "width")
+
+    def __init__(self, rows: NDArray, ptr: Ptr | None = None, *, shifted: bool = False) -> None:
+        if not rows.flags.c_contiguous or rows.dtype.hasobject:
+            raise ValueError("rows must be contiguous and hold no objects")
+        if shifted and (rows.dtype.kind != "i" or rows.dtype.itemsize not in (4, 8)):
+            raise ValueError(f"only int32 and int64 are shifted, not {rows.dtype}")
+        if ptr is not None and (ptr.dtype != np.int64 or not ptr.flags.c_contiguous):
+            raise ValueError("a pointer is a contiguous int64 array")
+        if ptr is not None and len(ptr) and not (ptr[0] >= 0 and ptr[-1] <= len(rows)):
+            raise ValueError("the pointer leaves the rows")
+        self.rows, self.ptr, self.shifted = rows, ptr, shifted
+        self.width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+
+
+class Gather:
+    """Rows of chosen samples of several fields, copied in one call.
+
+    Pointers have to ascend (a snapshot's were checked when it was opened): that
+    is not looked at again for every batch.
+
+    Parameters
+    ----------
+    fields : sequence of Field
+    """
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.fields = list(fields)
+        table = np.zeros((len(self.fields), 6), np.uint64)
+        for line, field in zip(table, self.fields, strict=True):
+            line[1] = field.rows.ctypes.data
+            line[2] = 0 if field.ptr is None else field.ptr.ctypes.data
+            line[4], line[5] = field.width, field.rows.dtype.itemsize
+        self._table = table
+
+    def __call__(
+        self, samples: IntArray, counts: Sequence[int], shift: IntArray | None = None
+    ) -> list[NDArray]:
+        """Arrays of their own, one a field.
+
+        Parameters
+        ----------
+        samples : int64 array, shape (B,)
+            In range; any order, repeats allowed.
+        counts : sequence of int
+            Rows of each field's result.
+        shift : int64 array, shape (B,), optional
+            What is added to the numbers of fields that are shifted.
+        """
+        outs: list[NDArray] = [
+            np.empty((count, *field.rows.shape[1:]), field.rows.dtype)
+            for field, count in zip(self.fields, counts, strict=True)
+        ]
+        if _rows is None:
+            for field, out in zip(self.fields, outs, strict=True):
+                _gather_slowly(field, samples, shift, out)
+            return outs
+        samples = np.ascontiguousarray(samples, np.int64)
+        table = self._table.copy()
+        table[:, 0] = [out.ctypes.data for out in outs]
+        if shift is not None:
+            shift = np.ascontiguousarray(shift, np.int64)
+            table[[field.shifted for field in self.fields], 3] = shift.ctypes.data
+        _rows.gather(table.ctypes.data, len(table), samples.ctypes.data, len(samples))
+        return outs
+
+
+def _gather_slowly(field: Field, samples: IntArray, shift: IntArray | None, out: NDArray) -> None:
+    if field.ptr is None:
+        np.take(field.rows, samples, axis=0, out=out)
+        return
+    starts, stops = field.ptr[samples], field.ptr[samples + 1]
+    pieces = [field.rows[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    if pieces:
+        np.concatenate(pieces, out=out)
+    if field.shifted and shift is not None:
+        added = np.repeat(shift, stops - starts).astype(out.dtype)
+        out += added.reshape(-1, *(1,) * (out.ndim - 1))
+
+
+def map_files(paths: Sequence[str], piece: int, length: int) -> NDArray | None:
+    """Bytes of files that stand for one array, each ``piece`` of them, read-only.
+
+    Nothing is read: pages come from the system's cache when they are touched.
+    A file that is removed or replaced meanwhile stays as it was for this map.
+
+    Parameters
+    ----------
+    paths : sequence of str
+    piece : int
+        Bytes of a file; a multiple of the page size unless there is only one.
+    length : int
+        Bytes in all; the last file gives what is left.
+
+    Returns
+    -------
+    uint8 array, shape (length,), or None
+        None where files cannot be mapped in this way.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened.
+    EOFError
+        A file is shorter than its piece; its number is the first argument.
+    """
+    import mmap
+
+    if _rows is None or length < 1 or (len(paths) > 1 and piece % mmap.PAGESIZE):
+        return None
+    try:
+        held: Any = _rows.map_files([os.fsencode(path) for path in paths], piece, length)
+    except NotImplementedError:
+        return None
+    except ValueError as error:
+        raise EOFError(*error.args) from None
+    return np.frombuffer(held, np.uint8)

@@ -36,7 +36,7 @@ from alchemi_xr.store._compat import (
     uses_own_file_access,
 )
 from alchemi_xr.store.edges import EdgeBases, find_bases
-from alchemi_xr.store.locate import Place, locate
+from alchemi_xr.store.locate import PinnedStore, Place, locate
 from alchemi_xr.store.schema import Counts, FieldInfo, StoreSchema
 from alchemi_xr.store.state import StoreState, read_state
 
@@ -129,6 +129,12 @@ class Snapshot:
     def snapshot_id(self) -> str | None:
         """The Icechunk snapshot that is read; None elsewhere."""
         return getattr(self._state.store, "snapshot_id", None)
+
+    @property
+    def pinned(self) -> PinnedStore | None:
+        """The folder as this snapshot holds it, whatever is put in its place."""
+        pinned = self._state.pinned
+        return pinned if isinstance(pinned, PinnedStore) else None
 
     @property
     def schema(self) -> StoreSchema:

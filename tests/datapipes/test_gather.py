@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.datapipes import gather as gather_module
 from alchemi_xr.data.datapipes.cache import PieceCache
-from alchemi_xr.data.datapipes.gather import gather, piece_rows, plan_cuts
+from alchemi_xr.data.datapipes.gather import Gatherer, piece_rows, plan_cuts
 from alchemi_xr.store import Snapshot, StoreWriter, ZarrWriteConfig, open_store
 
 COUNT = 29
@@ -58,8 +58,9 @@ def test_a_gather_is_a_take_in_memory(
     index = np.asarray(samples, dtype=np.int64)
     cache = None if limit is None else PieceCache(limit)
     expected = block.take(index)
+    read = Gatherer(snapshot, cache)
     for _ in range(2):  # the second time out of the cache
-        found = gather(snapshot, index, block.names, cache)
+        found = read(index, block.names)
         assert np.array_equal(found.atoms_ptr, expected.atoms_ptr)
         assert np.array_equal(found.edges_ptr, expected.edges_ptr)
         assert set(found.arrays) == set(expected.arrays)
@@ -79,15 +80,28 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_piece_is_read_once(block: Block, snapshot: Snapshot) -> None:
-    cache = PieceCache()
-    gather(snapshot, np.arange(COUNT), block.names, cache)
-    pieces = len(cache)
-    assert pieces > 10
+    cache, asked = PieceCache(), []
+    read = Gatherer(snapshot, cache)
+    before = Snapshot.read_rows
+
+    def read_rows(self: Snapshot, name: str, start: int, stop: int) -> Any:
+        asked.append((name, start))
+        return before(self, name, start, stop)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "read_rows", read_rows)
+        first = read(np.arange(COUNT), block.names)
+        assert len(asked) == len(set(asked)) > 10
         patch.setattr(Snapshot, "read_rows", None)  # a read would fail
         patch.setattr(Snapshot, "read_block", None)
-        gather(snapshot, np.array([5, 2, 28]), block.names, cache)
-    assert len(cache) == pieces
+        again = read(np.array([5, 2, 28]), block.names)
+    assert len(cache) == 0  # complete fields are one array each, and counted
+    assert cache.nbytes == sum(first.arrays[name].nbytes for name in block.names)
+    want = block.take(np.array([5, 2, 28]))
+    assert all(
+        np.array_equal(again.arrays[n], want.arrays[n], equal_nan=want.arrays[n].dtype.kind == "f")
+        for n in block.names
+    )
 
 
 @given(st.lists(st.integers(0, 60), max_size=50), st.integers(1, 9))
@@ -109,6 +123,6 @@ def test_small_chunks_are_read_many_at_a_time(snapshot: Snapshot) -> None:
 
 
 def test_some_fields_alone(block: Block, snapshot: Snapshot) -> None:
-    found = gather(snapshot, np.array([3, 1]), ["energy"])
+    found = Gatherer(snapshot)(np.array([3, 1]), ["energy"])
     assert found.names == ["energy"]
     assert found.arrays["energy"].tolist() == [[3.0], [1.0]]

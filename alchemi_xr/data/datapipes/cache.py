@@ -7,10 +7,12 @@ each chunk many times over. Threads that want the same piece decode it once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from typing import Any
+
+import numpy as np
 
 from alchemi_xr._typing import NDArray
 
@@ -35,12 +37,13 @@ class PieceCache:
         self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
         self._flying: dict[Hashable, Future[NDArray]] = {}
         self._bytes = 0
+        self._joined = 0
         self._lock = Lock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
-        return self._bytes
+        """Bytes that are kept, those of arrays that were joined included."""
+        return self._bytes + self._joined
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -79,20 +82,37 @@ class PieceCache:
         return value
 
     def _keep(self, key: Hashable, value: NDArray) -> None:
-        if value.nbytes > self.limit:
+        limit = self.limit - self._joined
+        if value.nbytes > limit:
             return
         self._kept[key] = value
         self._bytes += value.nbytes
-        while self._bytes > self.limit:
+        while self._bytes > limit:
             _, dropped = self._kept.popitem(last=False)
             self._bytes -= dropped.nbytes
+
+    def join(self, keys: Sequence[Hashable]) -> NDArray | None:
+        """The arrays of these keys as one, when all are kept; it stands in for them.
+
+        Its bytes count for as long as this cache lives: who joins does so once.
+        """
+        with self._lock:
+            if not all(key in self._kept for key in keys):
+                return None
+            parts = [self._kept.pop(key) for key in keys]
+            size = sum(part.nbytes for part in parts)
+            self._bytes -= size
+            self._joined += size
+        joined = np.concatenate(parts)
+        joined.flags.writeable = False
+        return joined
 
     def clear(self) -> None:
         """Forget everything; what is being loaded is not kept either."""
         with self._lock:
             self._kept.clear()
             self._flying.clear()
-            self._bytes = 0
+            self._bytes = self._joined = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process starts empty.

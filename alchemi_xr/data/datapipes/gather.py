@@ -1,9 +1,10 @@
 """Samples in any order out of a snapshot, as one flat block.
 
-A plan knows which pieces of which arrays a request touches before any byte
-moves. When they fit in the cache, whole pieces are decoded once and rows are
-copied out of them; else the snapshot reads, in ascending order and each sample
-once, and the order asked for is made in memory. Both ways give the same block.
+Raw arrays of a local store are mapped, and their rows copied in one call. Of the
+others a plan knows which pieces a request touches before any byte moves. When
+they fit in the cache, whole pieces are decoded once and rows are copied out of
+them; else the snapshot reads, in ascending order and each sample once, and the
+order asked for is made in memory. All ways give the same block.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
 from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
-from alchemi_xr.data.csr import row_indices
+from alchemi_xr.data.csr import counts_to_ptr, row_indices
 from alchemi_xr.data.datapipes.cache import PieceCache
+from alchemi_xr.native.rows import Field, Gather
 from alchemi_xr.store._compat import chunk_rows_of
+from alchemi_xr.store.mapped import map_rows
 from alchemi_xr.store.reader import Snapshot
 
-__all__ = ["Cut", "gather", "piece_rows", "plan_cuts"]
+__all__ = ["Cut", "Gatherer", "piece_rows", "plan_cuts"]
 
 #: Bytes that a piece has at least: a call to zarr costs 1-3 ms however little it reads.
 _PIECE_BYTES = 2**20
@@ -82,34 +87,158 @@ def piece_rows(snapshot: Snapshot, name: str) -> int:
     return chunk * max(1, _PIECE_BYTES // (chunk * row))
 
 
-def gather(
-    snapshot: Snapshot,
-    samples: IntArray,
-    fields: Sequence[str],
-    cache: PieceCache | None = None,
-) -> Block:
-    """The samples as a block, in the order given.
+class Gatherer:
+    """Reads samples of one snapshot in any order.
+
+    Fields that lie raw in local files are mapped, and a batch of them is one call
+    that copies rows; the others come out of cached pieces where these fit, else
+    from the snapshot. All ways give the same block.
 
     Parameters
     ----------
     snapshot : Snapshot
-    samples : int64 array, [B]
-        Physical positions, in range; any order, repeats allowed.
-    fields : sequence of str
-        None of them text.
     cache : PieceCache, optional
         Of this snapshot alone.
-
-    Returns
-    -------
-    Block
-        Arrays of its own, edges local to each sample.
     """
-    # The edges of another tool's appends need the snapshot's own care.
-    if cache is not None and not snapshot.schema.foreign_samples:
-        block = _from_pieces(snapshot, samples, fields, cache)
-        if block is not None:
-            return block
+
+    def __init__(self, snapshot: Snapshot, cache: PieceCache | None = None) -> None:
+        self.snapshot = snapshot
+        self.cache = cache
+        #: Fields that a tensor can hold: all but text.
+        self.names = [name for name in snapshot.fields if snapshot.group(name) != "text"]
+        self._mapped: dict[str, Field | None] = {}
+        self._plans: dict[tuple[str, ...], _Fields] = {}
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process maps for itself.
+        return (Gatherer, (self.snapshot, self.cache))
+
+    def mapped(self, name: str) -> Field | None:
+        """The rows of a field in mapped files, or None when they are not to be had so."""
+        if name not in self._mapped:
+            with self._lock:
+                if name not in self._mapped:
+                    self._mapped[name] = self._map(name)
+        return self._mapped[name]
+
+    def _map(self, name: str) -> Field | None:
+        rows = map_rows(self.snapshot, name)
+        return None if rows is None else self._field(name, rows)
+
+    def _field(self, name: str, rows: NDArray) -> Field | None:
+        snapshot = self.snapshot
+        ptr = {"atom": snapshot.atoms_ptr, "edge": snapshot.edges_ptr}.get(snapshot.level(name))
+        shifted = name == "neighbor_list"
+        if shifted and not _can_shift(rows.dtype):
+            return None
+        return Field(rows, ptr, shifted=shifted)
+
+    def _fields(self, names: tuple[str, ...]) -> _Fields:
+        found = self._plans.get(names)
+        if found is None:
+            fields = {name: self.mapped(name) for name in names}
+            direct = [name for name in names if fields[name] is not None]
+            found = self._plans[names] = _Fields(
+                direct,
+                [name for name in names if fields[name] is None],
+                Gather([field for field in fields.values() if field is not None]),
+                {name: self.snapshot.level(name) for name in names},
+                {n: self.snapshot.unit(n) for n in names if self.snapshot.unit(n)},
+                [n for n in names if self.snapshot.present(n) is not None],
+            )
+        return found
+
+    def __call__(self, samples: IntArray, names: Sequence[str]) -> Block:
+        """The samples as a block, in the order given.
+
+        Parameters
+        ----------
+        samples : int64 array, [B]
+            Physical positions, in range; any order, repeats allowed.
+        names : sequence of str
+            None of them text.
+
+        Returns
+        -------
+        Block
+            Arrays of its own, edges local to each sample.
+        """
+        snapshot = self.snapshot
+        # The edges of another tool's appends need the snapshot's own care.
+        if snapshot.schema.foreign_samples:
+            return _read(snapshot, samples, names)
+        fields = self._fields(tuple(names))
+        if not fields.direct:
+            return self._from_chunks(samples, names)
+        starts = snapshot.atoms_ptr[samples]
+        atoms_ptr = counts_to_ptr(snapshot.atoms_ptr[samples + 1] - starts)
+        edges_ptr = counts_to_ptr(snapshot.edges_ptr[samples + 1] - snapshot.edges_ptr[samples])
+        rows = {
+            "atom": int(atoms_ptr[-1]),
+            "edge": int(edges_ptr[-1]),
+            "system": len(samples),
+        }
+        outs = fields.gather(samples, [rows[fields.levels[n]] for n in fields.direct], -starts)
+        arrays = dict(zip(fields.direct, outs, strict=True))
+        if fields.others:
+            arrays |= self._from_chunks(samples, fields.others).arrays
+            arrays = {name: arrays[name] for name in names}
+        present = {}
+        for name in fields.holey:
+            mask = snapshot.present(name)
+            if mask is not None and not mask[samples].all():
+                present[name] = mask[samples]
+        return Block(atoms_ptr, edges_ptr, arrays, dict(fields.levels), present, dict(fields.units))
+
+    def _from_chunks(self, samples: IntArray, names: Sequence[str]) -> Block:
+        """Fields that have to be decoded."""
+        block = None
+        if self.cache is not None:
+            block = _from_pieces(self.snapshot, samples, names, self.cache)
+        if block is None:
+            return _read(self.snapshot, samples, names)
+        self._join(names)
+        return block
+
+    def _join(self, names: Sequence[str]) -> None:
+        """Fields of which the cache has every piece are from now on one array in memory."""
+        assert self.cache is not None
+        for name in names:
+            pieces = -(-self.snapshot.schema.rows(name) // piece_rows(self.snapshot, name))
+            # Most reads end here: not even the keys are made.
+            if not pieces or pieces > len(self.cache) or self._mapped.get(name) is not None:
+                continue
+            if name == "neighbor_list" and not _can_shift(self.snapshot.dtype(name)):
+                continue
+            rows = self.cache.join([(name, number) for number in range(pieces)])
+            if rows is None:
+                continue
+            field = self._field(name, rows)
+            if field is not None:
+                with self._lock:
+                    self._mapped[name] = field
+                    self._plans = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """What is known of a set of fields before any sample is."""
+
+    direct: list[str]
+    others: list[str]
+    gather: Gather
+    levels: dict[str, Level]
+    units: dict[str, str]
+    holey: list[str]
+
+
+def _can_shift(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "i" and dtype.itemsize in (4, 8)
+
+
+def _read(snapshot: Snapshot, samples: IntArray, fields: Sequence[str]) -> Block:
+    """In ascending order and each once, as the snapshot reads best."""
     if len(samples) < 2 or bool((np.diff(samples) > 0).all()):
         return snapshot.read_block(samples, fields)
     unique, order = np.unique(samples, return_inverse=True)

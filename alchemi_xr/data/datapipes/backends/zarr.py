@@ -21,7 +21,7 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.datapipes.backends.base import RawSample, Reader, Tensors
 from alchemi_xr.data.datapipes.cache import DEFAULT_BYTES, PieceCache
-from alchemi_xr.data.datapipes.gather import gather
+from alchemi_xr.data.datapipes.gather import Gatherer
 from alchemi_xr.data.fields import canonical_level, resolve
 from alchemi_xr.data.level import from_numpy, to_numpy
 from alchemi_xr.errors import (
@@ -170,6 +170,7 @@ class AtomicDataZarrReader(Reader):
         self._place = self._snapshot.place
         self._chosen = None if fields is None else self._known(fields)
         self._cache = PieceCache(cache_bytes)
+        self._gather = Gatherer(self._snapshot, self._cache)
         # Positions of the samples that are not deleted; of the generation held.
         self._active: IntArray = self._snapshot.active
 
@@ -210,7 +211,8 @@ class AtomicDataZarrReader(Reader):
     def _get_field_names(self) -> list[str]:
         if self._chosen is not None:
             return list(self._chosen)
-        return _tensor_fields(self.snapshot)
+        self._check_open()
+        return list(self._gather.names)
 
     def schema(self) -> dict[str, dict[str, Any]]:
         """Level, dtype, row shape, group and unit of every field."""
@@ -276,7 +278,7 @@ class AtomicDataZarrReader(Reader):
             The generation is no longer on disk; ``refresh()`` moves on.
         """
         names = self._get_field_names() if fields is None else self._known(fields)
-        return gather(self.snapshot, self._physical(indices), names, self._cache)
+        return self._gather(self._physical(indices), names)
 
     def read_batch(self, indices: Sequence[int], fields: Sequence[str] | None = None) -> Batch:
         return self.read_batches([indices], fields)[0]
@@ -315,7 +317,10 @@ class AtomicDataZarrReader(Reader):
         return [batch.pin_memory() for batch in batches] if self._pins() else batches
 
     def _load_many_samples(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-        return list(_cut(self.read_block(indices)))
+        block = self.read_block(indices)
+        if len(indices) == 1 and not block.present:
+            return [Tensors({name: from_numpy(rows) for name, rows in block.arrays.items()})]
+        return list(_cut(block))
 
     def read_many(self, indices: Sequence[int]) -> list[RawSample]:
         self._check_open()  # a closed reader says so before it looks at indices
@@ -344,6 +349,7 @@ class AtomicDataZarrReader(Reader):
             self._snapshot.close()
         self._snapshot = newest
         self._cache.clear()
+        self._gather = Gatherer(newest, self._cache)
         self._active = newest.active
         if self._chosen is not None:
             self._chosen = self._known(self._chosen)
@@ -357,6 +363,7 @@ class AtomicDataZarrReader(Reader):
         """Open the newest generation again after ``close``; an open reader stays as it is."""
         if self._snapshot is None:
             self._snapshot = open_store(self._place)
+            self._gather = Gatherer(self._snapshot, self._cache)
             self._active = self._snapshot.active
 
     def close(self) -> None:
@@ -364,6 +371,7 @@ class AtomicDataZarrReader(Reader):
             self._snapshot.close()
             self._snapshot = None
             self._cache.clear()
+            del self._gather  # and with it the maps: batches are copies
 
     # -- inside ----------------------------------------------------------------
 
