@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ase import Atoms
     from pandas import DataFrame
 
-    from alchemi_xr.data.batch import Batch
-
 __all__ = ["RaggedAccessor"]
 
 
@@ -465,7 +463,7 @@ class RaggedAccessor:
 
     # -- for torch -------------------------------------------------------
 
-    def to_batch(self, device: Any = "cpu") -> Batch:
+    def to_batch(self, device: Any = "cpu") -> Any:
         """All samples as one `alchemi_xr.data.Batch`; text is left out."""
         from alchemi_xr.ragged.batches import to_batch
 
@@ -480,8 +478,8 @@ class RaggedAccessor:
         seed: int | None = None,
         drop_last: bool = False,
         device: Any = "cpu",
-    ) -> Iterator[Batch]:
-        """Batches of whole samples in turn.
+    ) -> Iterator[Any]:
+        """Batches (`alchemi_xr.data.Batch`) of whole samples in turn.
 
         Parameters
         ----------

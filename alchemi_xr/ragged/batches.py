@@ -6,8 +6,9 @@ this serves what was selected, computed or joined here.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -19,22 +20,22 @@ from alchemi_xr.ragged.conventions import Structure, structure
 from alchemi_xr.ragged.mapping import as_block
 from alchemi_xr.ragged.select import take
 
-if TYPE_CHECKING:
-    from alchemi_xr.data.batch import Batch
-
 __all__ = ["iter_batches", "to_batch"]
 
 READ_AHEAD = 16
 """Batches read at a time: neighbours in a store come with one read."""
 
 
-def to_batch(ds: xr.Dataset, device: Any) -> Batch:
+def to_batch(ds: xr.Dataset, device: Any) -> Any:
     """All samples as one Batch; see ``RaggedAccessor.to_batch``."""
-    from alchemi_xr.data.batch import Batch
-
     # The position among the deleted is no property of a sample.
     ds = ds.drop_vars("samples_mask", errors="ignore")
-    return Batch.from_block(as_block(ds.compute()), device=device)
+    return _batch_class().from_block(as_block(ds.compute()), device=device)
+
+
+def _batch_class() -> Any:
+    # By name, and not before it is needed: nothing that imports this room imports torch.
+    return importlib.import_module("alchemi_xr.data.batch").Batch
 
 
 def iter_batches(
@@ -46,7 +47,7 @@ def iter_batches(
     seed: int | None,
     drop_last: bool,
     device: Any,
-) -> Iterator[Batch]:
+) -> Iterator[Any]:
     """Batches in turn; see ``RaggedAccessor.iter_batches``."""
     for option, value in (("batch_size", batch_size), ("max_atoms", max_atoms)):
         if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
@@ -96,15 +97,14 @@ def _cut(
 
 def _batches(
     ds: xr.Dataset, struct: Structure, order: IntArray, cuts: list[tuple[int, int]], device: Any
-) -> Iterator[Batch]:
-    from alchemi_xr.data.batch import Batch
-
+) -> Iterator[Any]:
+    made = _batch_class()
     ds = ds.drop_vars("samples_mask", errors="ignore")
     for first in range(0, len(cuts), READ_AHEAD):
         group = cuts[first : first + READ_AHEAD]
         begin, end = group[0][0], group[-1][1]
         block = as_block(take(ds, struct, order[begin:end]).compute())
         for start, stop in group:
-            yield Batch.from_block(
+            yield made.from_block(
                 block.take(np.arange(start - begin, stop - begin, dtype=np.int64)), device=device
             )
