@@ -181,9 +181,7 @@ def _in_place(
         reader = _reader([counted], recipe, job, runner, shown)
         resumed = build(recipe, reader, job, runner, shown, title=operation, resume=how.resume)
         removed = snapshot.num_samples - len(counted.order)
-        report = _made(
-            place.where, recipe, job.built_bytes(), removed=removed, resumed=resumed
-        )
+        report = _made(place.where, recipe, job.built_bytes(), removed=removed, resumed=resumed)
         fs.fsync_dir(job.folder)
         fs.swap(job.store, path, fs.previous_path(path))
     return report
