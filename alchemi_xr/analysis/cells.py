@@ -104,7 +104,7 @@ def complete_cells(cell: NDArray, pbc: BoolArray, first: int = 0) -> NDArray:
         out[i] = _completed(out[i], pbc[i])
     size = np.linalg.norm(out, axis=2).prod(axis=1)
     volume = np.abs(np.linalg.det(np.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0)))
-    bad = np.logical_not(volume > 1e-9 * np.maximum(size, 1e-30))
+    bad = ~(volume > 1e-9 * np.maximum(size, 1e-30))
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         raise FieldError(

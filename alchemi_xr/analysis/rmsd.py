@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import NDArray
-from alchemi_xr.analysis.cells import masses_of
-from alchemi_xr.analysis.species import need
+from alchemi_xr.analysis.cells import complete_cells, masses_of, periodicity
+from alchemi_xr.analysis.species import need, sample_coords
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import ConfigError, FieldError
 from alchemi_xr.ragged.conventions import structure
@@ -48,8 +48,10 @@ def superpose(x: NDArray, reference: NDArray, weights: NDArray) -> NDArray:
     return out
 
 
-def _reference(ds: xr.Dataset, reference: Any, weights: str, where: str) -> tuple[NDArray, NDArray]:
-    """Positions [A, 3] and weights [A] of the reference."""
+def _reference(
+    ds: xr.Dataset, reference: Any, weights: str, where: str
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Positions [A, 3], cell [3, 3] and weights [A] of the reference."""
     need(ds, ("positions",), where)
     if weights not in ("mass", "equal"):
         raise ConfigError(where, f"weights={weights!r} are none", expected="'mass' or 'equal'")
@@ -74,11 +76,33 @@ def _reference(ds: xr.Dataset, reference: Any, weights: str, where: str) -> tupl
             raise FieldError(
                 where, "reference does not fit", found=place.shape, expected=(int(counts[0]), 3)
             )
-    return place, masses_of(one) if weights == "mass" else np.ones(counts[0])
+    home = complete_cells(*periodicity(one))[0]
+    return place, home, masses_of(one) if weights == "mass" else np.ones(counts[0])
+
+
+def _images(block: Block, x: NDArray, place: NDArray, home: NDArray) -> NDArray:
+    """Each atom at the image nearest to its place in the reference.
+
+    How the structure moved as a whole is taken off first (the circular mean of the
+    displacements), so that a molecule that wanders through the cell stays in one piece.
+    """
+    cell, pbc = periodicity(block)
+    if not pbc.any() or not len(place):
+        return x
+    full = complete_cells(cell, pbc)
+    away = x @ np.linalg.inv(full) - place @ np.linalg.inv(home)
+    whole = np.angle(np.exp(2j * np.pi * away).mean(axis=1, keepdims=True)) / (2 * np.pi)
+    jumps = np.where(pbc[:, None, :], np.rint(away - whole), 0.0)
+    return x - jumps @ full
 
 
 def rmsd(
-    ds: xr.Dataset, *, reference: Any = 0, superposition: bool = True, weights: str = "equal"
+    ds: xr.Dataset,
+    *,
+    reference: Any = 0,
+    superposition: bool = True,
+    weights: str = "equal",
+    images: bool = True,
 ) -> xr.DataArray:
     r"""Root mean square deviation of every frame from a reference.
 
@@ -87,35 +111,58 @@ def rmsd(
     Parameters
     ----------
     ds : Dataset
-        Ragged; all samples have the same atoms. Molecules that are broken over the
-        faces of a cell must be made whole first.
+        Ragged; all samples have the same atoms.
     reference : int or array [A, 3]
         A frame, or positions.
     superposition : bool
         Turn and move each frame onto the reference first (Kabsch).
     weights : {"equal", "mass"}
+    images : bool
+        Along periodic axes take each atom at its image nearest to the reference (the
+        motion of the whole taken off), so that wrapped atoms do not count as moved. The
+        reference itself must be whole.
 
     Returns
     -------
     DataArray over ``sample``, Å
         Lazy on Dask.
     """
-    place, w = _reference(ds, reference, weights, "rmsd")
-    values = apply_blocks(ds, ["positions"], _rmsd, place, w, superposition, rows="system")
+    place, home, w = _reference(ds, reference, weights, "rmsd")
+    values = apply_blocks(
+        ds, _names(ds, images), _rmsd, place, home, w, superposition, rows="system"
+    )
     attrs = {"units": "Å", "long_name": "root mean square deviation", "level": "system"}
-    coords = {n: c.variable for n, c in ds.coords.items() if c.dims == ("sample",)}
-    return xr.DataArray(values, coords, ("sample",), "rmsd", {**attrs, "analysis": "rmsd"})
+    return xr.DataArray(
+        values, sample_coords(ds), ("sample",), "rmsd", {**attrs, "analysis": "rmsd"}
+    )
 
 
-def _rmsd(block: Block, place: NDArray, w: NDArray, superposition: bool) -> NDArray:
+def _names(ds: xr.Dataset, images: bool) -> list[str]:
+    names = ["positions", "cell", "pbc"] if images else ["positions"]
+    return [n for n in names if n in ds.variables]
+
+
+def _placed(
+    block: Block, place: NDArray, home: NDArray, w: NDArray, superposition: bool
+) -> NDArray:
+    """Frames [F, A, 3] at the images and in the place that are compared."""
     x = block["positions"].reshape(-1, *place.shape).astype(np.float64)
-    if superposition and len(place):
-        x = superpose(x, place, w)
+    x = _images(block, x, place, home)
+    return superpose(x, place, w) if superposition and len(place) else x
+
+
+def _rmsd(block: Block, place: NDArray, home: NDArray, w: NDArray, superposition: bool) -> NDArray:
+    x = _placed(block, place, home, w, superposition)
     return np.sqrt(np.einsum("a,fai->f", w, (x - place) ** 2) / w.sum())
 
 
 def rmsf(
-    ds: xr.Dataset, *, reference: Any = 0, superposition: bool = True, weights: str = "mass"
+    ds: xr.Dataset,
+    *,
+    reference: Any = 0,
+    superposition: bool = True,
+    weights: str = "mass",
+    images: bool = True,
 ) -> xr.DataArray:
     r"""Root mean square fluctuation of every atom about its mean place.
 
@@ -123,7 +170,7 @@ def rmsf(
 
     Parameters
     ----------
-    ds, reference, superposition, weights
+    ds, reference, superposition, weights, images
         As for `rmsd`; frames are first put onto the reference.
 
     Returns
@@ -131,12 +178,13 @@ def rmsf(
     DataArray over ``atom``, Å
         Lazy on Dask.
     """
-    place, w = _reference(ds, reference, weights, "rmsf")
+    place, home, w = _reference(ds, reference, weights, "rmsf")
     parts = apply_blocks(
         ds,
-        ["positions"],
+        _names(ds, images),
         _fluctuations,
         place,
+        home,
         w,
         superposition,
         rows="block",
@@ -148,10 +196,9 @@ def rmsf(
     return xr.DataArray(values, dims=("atom",), name="rmsf", attrs=attrs)
 
 
-def _fluctuations(block: Block, place: NDArray, w: NDArray, superposition: bool) -> NDArray:
+def _fluctuations(
+    block: Block, place: NDArray, home: NDArray, w: NDArray, superposition: bool
+) -> NDArray:
     """Sums of the deviation from the reference and of its square: small numbers both."""
-    x = block["positions"].reshape(-1, *place.shape).astype(np.float64)
-    if superposition and len(place):
-        x = superpose(x, place, w)
-    away = x - place
+    away = _placed(block, place, home, w, superposition) - place
     return np.concatenate([away.sum(0), (away**2).sum((0, 2))[:, None]], axis=1)

@@ -14,7 +14,7 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.errors import ConfigError, FieldError, UnknownFieldError, nearest
 from alchemi_xr.ragged.mapping import apply_blocks
 
-__all__ = ["elements_of", "need", "number_of", "or_nan", "pair_table", "pairs_of"]
+__all__ = ["elements_of", "need", "number_of", "or_nan", "pair_table", "pairs_of", "sample_coords"]
 
 _LARGEST = 128
 
@@ -27,6 +27,14 @@ def need(ds: xr.Dataset, names: tuple[str, ...], where: str) -> None:
             raise UnknownFieldError(
                 where, f"needs {name!r}, which is not there. {nearest(name, known)}"
             )
+
+
+def sample_coords(ds: xr.Dataset) -> dict[Any, Any]:
+    """Coordinates of a result with one value a sample; the time is among them."""
+    coords = {n: c.variable for n, c in ds.coords.items() if c.dims == ("sample",)}
+    if "time" in ds.variables and ds.variables["time"].dims == ("sample",):
+        coords["time"] = ds.variables["time"]
+    return coords
 
 
 def or_nan(bottom: Any) -> Any:

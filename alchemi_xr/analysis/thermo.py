@@ -13,7 +13,7 @@ import xarray as xr
 
 from alchemi_xr._typing import NDArray
 from alchemi_xr.analysis.cells import masses_of, periodicity, volumes
-from alchemi_xr.analysis.species import need
+from alchemi_xr.analysis.species import need, sample_coords
 from alchemi_xr.data import thermo
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.segment import segment_reduce
@@ -38,10 +38,6 @@ def _velocities(block: Block) -> tuple[NDArray, NDArray]:
     if "velocities" in block:
         return block["velocities"].astype(np.float64), mass
     return block["momenta"] / mass[:, None], mass
-
-
-def _sample_coords(ds: xr.Dataset) -> dict[Any, Any]:
-    return {n: c.variable for n, c in ds.coords.items() if c.dims == ("sample",)}
 
 
 def temperature(
@@ -84,7 +80,7 @@ def temperature(
         names.append("_frozen")
     values = apply_blocks(ds, names, _temperature, com_removed, constraints, rows="system")
     attrs = {"units": "K", "long_name": "kinetic temperature", "level": "system"}
-    coords = _sample_coords(ds)
+    coords = sample_coords(ds)
     attrs["analysis"] = "temperature"
     return xr.DataArray(values, coords, ("sample",), "temperature", attrs)
 
@@ -131,7 +127,7 @@ def pressure(ds: xr.Dataset, *, kinetic: bool | None = None) -> xr.DataArray:
         need(ds, ("cell",), "pressure")
     values = apply_blocks(ds, names, _pressure, bool(kinetic), rows="system")
     attrs = {"units": "GPa", "long_name": "pressure", "level": "system", "analysis": "pressure"}
-    return xr.DataArray(values, _sample_coords(ds), ("sample",), "pressure", attrs)
+    return xr.DataArray(values, sample_coords(ds), ("sample",), "pressure", attrs)
 
 
 def _pressure(block: Block, kinetic: bool) -> NDArray:

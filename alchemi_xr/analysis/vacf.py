@@ -133,6 +133,8 @@ def _spectrum(curve: NDArray, lag: float, window: str) -> tuple[NDArray, NDArray
     faded = curve
     if window == "hann":
         faded = curve * 0.5 * (1.0 + np.cos(np.pi * np.arange(lags) / lags))
+    # Zeros behind make no new detail, but a curve that can be looked at.
+    faded = np.pad(faded, ((0, 0), (0, 3 * lags)))
     even = np.concatenate([faded, faded[:, :0:-1]], axis=1)
     spectrum = np.fft.rfft(even, axis=1).real * lag
     return np.fft.rfftfreq(even.shape[1], d=lag), spectrum

@@ -71,9 +71,9 @@ def _root(
 
 
 def _add_commands() -> None:
-    from alchemi_xr.cli import campaign, convert, inspect, maintain, recommend
+    from alchemi_xr.cli import analyse, campaign, convert, inspect, maintain, recommend
 
-    for module in (convert, inspect, maintain, recommend, campaign):
+    for module in (convert, inspect, maintain, recommend, analyse, campaign):
         module.register(app)
 
 

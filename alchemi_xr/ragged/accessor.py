@@ -21,6 +21,7 @@ from alchemi_xr.ragged import tables as _tables
 from alchemi_xr.ragged import trajectory as _trajectory
 from alchemi_xr.ragged.conventions import POINTER_NAMES, Structure, level_of, structure
 from alchemi_xr.ragged.groupby import RaggedGroupBy
+from alchemi_xr.ragged.plotting import RaggedPlot
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -507,6 +508,11 @@ class RaggedAccessor:
         )
 
     # -- for people ------------------------------------------------------
+
+    @property
+    def plot(self) -> RaggedPlot:
+        """Figures: ``ds.ragged.plot.rdf()``, ``.msd()``, ``.sizes()``, ``.forces()`` ..."""
+        return RaggedPlot(self._ds)
 
     def __repr__(self) -> str:
         return _display.text_repr(self._ds)

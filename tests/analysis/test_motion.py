@@ -121,3 +121,22 @@ def test_rmsf_is_the_loop(store, chunks):
     want = np.sqrt(((x - x.mean(0)) ** 2).sum(-1).mean(0))
     np.testing.assert_allclose(out, want, rtol=1e-9)
     assert bool(out.chunks) == bool(chunks)
+
+
+def test_wrapped_atoms_did_not_move(store, chunks):
+    """A crystal whose atoms jump over the faces, and a molecule that wanders through its cell."""
+    cell = np.array([[6.0, 0, 0], [2.0, 6.0, 0], [0, 1.0, 7.0]])
+    rng = np.random.default_rng(5)
+    place = rng.random((8, 3)) @ cell
+    x = place + rng.normal(size=(12, 8, 3)) * 0.1
+    fraction = x @ np.linalg.inv(cell)
+    wrapped = (fraction - np.floor(fraction)) @ cell
+    free = analysis.rmsd(store(x, 18, chunks=chunks), reference=place)
+    ds = store(wrapped, 18, cell=cell, pbc=True, chunks=chunks)
+    np.testing.assert_allclose(analysis.rmsd(ds, reference=place), free, rtol=1e-9)
+    assert float(analysis.rmsd(ds, reference=place, images=False).max()) > 1.0
+    molecule = rng.normal(size=(8, 3)) * 0.5
+    path = np.cumsum(rng.normal(size=(12, 1, 3)), axis=0) * 2 + molecule
+    whole = store(path, 6, cell=cell, pbc=True, chunks=chunks)
+    np.testing.assert_allclose(analysis.rmsd(whole), 0.0, atol=1e-7)
+    np.testing.assert_allclose(analysis.rmsf(whole), 0.0, atol=1e-6)
