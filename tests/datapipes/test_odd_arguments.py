@@ -23,6 +23,8 @@ def dataset(store):
 @pytest.mark.parametrize("name", ["batch_size", "prefetch_factor", "num_streams", "seed"])
 @pytest.mark.parametrize("value", [1.5, "x", None])
 def test_sizes_are_whole_numbers(dataset, name, value):
+    if name == "batch_size" and value is None:
+        pytest.skip("None is the default: 1, or what max_atoms allows")
     with pytest.raises(ArgumentTypeError, match=f"{name} is no whole number"):
         DataLoader(dataset, **{name: value})
 

@@ -12,14 +12,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from alchemi_xr._typing import IntArray
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.datapipes.dataset import compose_batch
-from alchemi_xr.data.datapipes.orders import cut, cut_lists, epoch_order
-from alchemi_xr.data.datapipes.prefetch import FUSED_QUEUE, THREAD_PREFIX
+from alchemi_xr.data.datapipes.orders import batch_bounds, cut_lists, epoch_order, of_rank
+from alchemi_xr.data.datapipes.prefetch import (
+    BLOCK_SAMPLES,
+    FUSED_QUEUE,
+    THREAD_PREFIX,
+    sample_sizes,
+)
 from alchemi_xr.data.datapipes.streams import Staged, make_streams
 from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
@@ -35,11 +42,15 @@ class DataLoader:
     ----------
     dataset : Dataset
         Or another object with ``__len__`` and ``load_batches``.
-    batch_size : int
-    shuffle : bool
-        A new order each epoch, from ``seed`` and the epoch's number.
+    batch_size : int, optional
+        1 by default; with ``max_atoms`` or ``max_edges`` no limit by default.
+    shuffle : bool or "block"
+        A new order each epoch, from ``seed`` and the epoch's number. ``"block"``
+        takes the blocks of the storage in random order and shuffles within some
+        at a time: nearly sequential reads, for stores that have to be decoded.
     drop_last : bool
-        Leave out a last batch that is not full.
+        Leave out a last batch that is not full, and with many ranks a last round
+        that is not complete.
     sampler : iterable of int, optional
         Gives the order instead of ``shuffle``.
     batch_sampler : iterable of sequence of int, optional
@@ -55,6 +66,15 @@ class DataLoader:
         ``Batch -> Batch``, in the thread that iterates.
     seed : int
         Of the shuffle; torch's global seed has no part in it.
+    max_atoms, max_edges : int, optional
+        Most atoms and edges of a batch: samples are taken in their order for as
+        long as they fit.
+    rank, world_size : int
+        This process takes each ``world_size``-th batch of an epoch, beginning with
+        number ``rank``. All ranks make the same number of steps and no sample
+        comes twice: the last batches are cut smaller where that is needed.
+    shuffle_blocks : int
+        Blocks that are shuffled together with ``shuffle="block"``.
 
     Notes
     -----
@@ -76,8 +96,8 @@ class DataLoader:
         self,
         dataset: Any,
         *,
-        batch_size: int = 1,
-        shuffle: bool = False,
+        batch_size: int | None = None,
+        shuffle: bool | Literal["block"] = False,
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
@@ -87,8 +107,37 @@ class DataLoader:
         pin_memory: bool = False,
         batch_transforms: Sequence[Callable[[Batch], Batch]] | None = None,
         seed: int = 0,
+        max_atoms: int | None = None,
+        max_edges: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle_blocks: int = 8,
     ) -> None:
-        _at_least("batch_size", batch_size, 1)
+        for name, most in (("max_atoms", max_atoms), ("max_edges", max_edges)):
+            if most is not None:
+                _at_least(name, most, 1)
+        if batch_size is None and max_atoms is None and max_edges is None:
+            batch_size = 1
+        if batch_size is not None:
+            _at_least("batch_size", batch_size, 1)
+        _at_least("world_size", world_size, 1)
+        _at_least("rank", rank, 0)
+        _at_least("shuffle_blocks", shuffle_blocks, 1)
+        if rank >= world_size:
+            raise ConfigError(
+                "DataLoader", "rank is not below world_size", found=f"{rank} of {world_size}"
+            )
+        if isinstance(shuffle, str) and shuffle != "block":
+            raise ConfigError(
+                "DataLoader", "shuffle is not known", found=shuffle, expected="a bool or 'block'"
+            )
+        sampled = sampler is not None or batch_sampler is not None
+        if sampled and (world_size > 1 or max_atoms is not None or max_edges is not None):
+            raise ConfigError(
+                "DataLoader",
+                "a sampler decides its batches and ranks itself",
+                mend="leave out the sampler, or max_atoms, max_edges, rank and world_size",
+            )
         _at_least("prefetch_factor", prefetch_factor, 0)
         _at_least("num_streams", num_streams, 0)
         _at_least("seed", seed, 0)
@@ -112,8 +161,14 @@ class DataLoader:
                     "DataLoader", f"{name} gives no indices", found=type(given).__name__
                 )
         self.dataset = dataset
-        self.batch_size = operator.index(batch_size)
+        self.batch_size = None if batch_size is None else operator.index(batch_size)
         self.shuffle = shuffle
+        self.max_atoms, self.max_edges = max_atoms, max_edges
+        self.rank, self.world_size = rank, world_size
+        self.shuffle_blocks = shuffle_blocks
+        self._sizes: tuple[IntArray, IntArray] | None = None
+        # Order and bounds of one epoch, kept for ``len`` and the iteration after it.
+        self._planned: tuple[tuple[int, int], IntArray, IntArray] | None = None
         self.drop_last = drop_last
         self.sampler = sampler
         self.batch_sampler = batch_sampler
@@ -143,18 +198,30 @@ class DataLoader:
     # -- size ------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of batches of an epoch."""
+        """Number of batches of an epoch (of the one under way or next, where it differs)."""
         if self.batch_sampler is not None:
             return len(self.batch_sampler)  # type: ignore[arg-type]
-        samples = len(self.sampler if self.sampler is not None else self.dataset)  # type: ignore[arg-type]
-        if self.drop_last:
-            return samples // self.batch_size
-        return -(-samples // self.batch_size)
+        if self.sampler is not None:
+            assert self.batch_size is not None
+            samples = len(self.sampler)  # type: ignore[arg-type]
+            return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        if self.max_atoms is not None or self.max_edges is not None:
+            bounds = self._plan(self.epoch)[1]
+        else:
+            bounds = batch_bounds(
+                len(self.dataset),
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                world_size=self.world_size,
+            )
+        return -(-(len(bounds) - 1) // self.world_size)
 
     @property
     def effective_read_window(self) -> int:
         """Samples of one read: what storage may put in order before it reads."""
         size = getattr(self.batch_sampler, "batch_size", self.batch_size)
+        if size is None:
+            size = -(-len(self.dataset) // max(1, len(self) * self.world_size))
         return max(1, self.prefetch_factor) * int(size)
 
     # -- where the order stands ------------------------------------------------
@@ -216,13 +283,16 @@ class DataLoader:
                 found=state.get("version"),
                 expected=_STATE_VERSION,
             )
-        for name, mine in self._identity().items():
-            if state.get(name) != mine:
+        mine = self._identity()
+        for name in dict.fromkeys([*mine, *state]):
+            if name in ("version", "epoch", "step", "sampler"):
+                continue
+            if state.get(name) != mine.get(name):
                 raise ConfigError(
                     "DataLoader",
                     f"the state is of a loader with another {name}",
                     found=state.get(name),
-                    expected=mine,
+                    expected=mine.get(name),
                     mend=f"make the loader with {name}={state.get(name)!r}",
                 )
         self._next_epoch, self._next_step = int(state["epoch"]), int(state["step"])
@@ -269,19 +339,69 @@ class DataLoader:
         """Indices of each batch of an epoch, from batch ``skip`` on."""
         source = self._source()
         if source is None:
-            order = epoch_order(
-                len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=epoch
-            )
-            for part in cut(order, self.batch_size, drop_last=self.drop_last, skip=skip):
-                yield part.tolist()
+            order, bounds = self._plan(epoch)
+            self._planned = None
+            for number in of_rank(bounds, self.rank, self.world_size)[skip:].tolist():
+                yield order[bounds[number] : bounds[number + 1]].tolist()
             return
         if hasattr(source, "load_state_dict"):
             skip = 0  # it stands where it was left
         if self.batch_sampler is not None:
             yield from islice(self.batch_sampler, skip, None)
         else:
+            assert self.batch_size is not None
             lists = cut_lists(source, self.batch_size, drop_last=self.drop_last)
             yield from islice(lists, skip, None)
+
+    def _plan(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """The order of an epoch and the bounds of its batches, over all ranks."""
+        length = len(self.dataset)
+        if self._planned is not None and self._planned[0] == (epoch, length):
+            return self._planned[1:]
+        starts = None
+        if self.shuffle == "block":
+            find = getattr(self.dataset, "block_starts", None)
+            starts = np.arange(0, length, BLOCK_SAMPLES) if find is None else find()
+        order = epoch_order(
+            length,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            epoch=epoch,
+            block_starts=starts,
+            blocks_at_once=self.shuffle_blocks,
+        )
+        bounds = batch_bounds(
+            length,
+            batch_size=self.batch_size,
+            limits=self._limits(order),
+            drop_last=self.drop_last,
+            world_size=self.world_size,
+        )
+        self._planned = (epoch, length), order, bounds
+        return order, bounds
+
+    def _limits(self, order: IntArray) -> list[tuple[IntArray, int]]:
+        """Sizes of the samples in an order, with what a batch may have of each."""
+        limits = []
+        for level, (name, most) in enumerate(
+            (("max_atoms", self.max_atoms), ("max_edges", self.max_edges))
+        ):
+            if most is None:
+                continue
+            if self._sizes is None or len(self._sizes[0]) != len(order):
+                self._sizes = sample_sizes(self.dataset)
+            sizes = self._sizes[level]
+            if len(sizes) and sizes.max() > most:
+                worst = int(np.argmax(sizes))
+                raise ConfigError(
+                    "DataLoader",
+                    f"sample {worst} alone has more than {name}",
+                    found=int(sizes[worst]),
+                    expected=f"at most {most}",
+                    mend=f"raise {name}, or leave such samples out",
+                )
+            limits.append((sizes[order], most))
+        return limits
 
     def _read_now(self, plan: Iterator[Sequence[int]]) -> Generator[Batch, None, None]:
         for indices in plan:
@@ -337,14 +457,22 @@ class DataLoader:
         self._told = epoch
 
     def _identity(self) -> dict[str, Any]:
-        """What decides the order, beside epoch and step."""
-        return {
+        """What decides the order, beside epoch, step and rank."""
+        known: dict[str, Any] = {
             "num_samples": len(self.dataset),
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self.seed,
         }
+        if self.shuffle == "block":
+            known["shuffle_blocks"] = self.shuffle_blocks
+        if self.world_size > 1:
+            known["world_size"] = self.world_size
+        for name in ("max_atoms", "max_edges"):
+            if getattr(self, name) is not None:
+                known[name] = getattr(self, name)
+        return known
 
 
 def _noting(

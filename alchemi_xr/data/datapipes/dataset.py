@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from alchemi_xr._typing import IntArray
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.datapipes.backends.base import Reader, as_reader
-from alchemi_xr.data.datapipes.prefetch import Loaded, PrefetchingDataset, batch_tensors
+from alchemi_xr.data.datapipes.prefetch import (
+    BLOCK_SAMPLES,
+    Loaded,
+    PrefetchingDataset,
+    batch_tensors,
+    sample_sizes,
+)
 from alchemi_xr.data.datapipes.streams import Staged, on_stream, record_event, resolve_device
 from alchemi_xr.data.datapipes.validate import match_dtypes, validate_batch
 from alchemi_xr.data.transforms import Compose
@@ -135,6 +143,22 @@ class Dataset(PrefetchingDataset):
             return super().get_metadata(index)
         atoms, edges = find(self._positions([index])[0])
         return int(atoms), int(edges)
+
+    def sample_sizes(self) -> tuple[IntArray, IntArray]:
+        """Numbers of atoms and edges of all samples, int64 [N] each."""
+        if hasattr(self.reader, "sample_sizes"):
+            return sample_sizes(self.reader)
+        pairs = [self.get_metadata(i) for i in range(len(self))]
+        table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def block_starts(self) -> IntArray:
+        """First sample of each block that storage is best read in, ascending from 0."""
+        find = getattr(self.reader, "block_starts", None)
+        if find is None:
+            return np.arange(0, len(self), BLOCK_SAMPLES, dtype=np.int64)
+        starts: IntArray = find()
+        return starts
 
     def refresh(self) -> None:
         """Move to the newest state of the storage; what was prefetched is dropped."""

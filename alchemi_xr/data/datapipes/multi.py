@@ -11,7 +11,13 @@ import torch
 from alchemi_xr._typing import IntArray
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.csr import counts_to_ptr
-from alchemi_xr.data.datapipes.prefetch import Loaded, PrefetchingDataset, batch_tensors
+from alchemi_xr.data.datapipes.prefetch import (
+    BLOCK_SAMPLES,
+    Loaded,
+    PrefetchingDataset,
+    batch_tensors,
+    sample_sizes,
+)
 from alchemi_xr.data.datapipes.streams import Staged, on_stream, record_event
 from alchemi_xr.data.fields import field_order, resolve
 from alchemi_xr.errors import ArgumentTypeError, ConfigError, FieldError, IndexRangeError
@@ -134,6 +140,20 @@ class MultiDataset(PrefetchingDataset):
     def get_metadata(self, index: int) -> tuple[int, int]:
         dataset, local = self.to_local_index(index)
         return self._datasets[dataset].get_metadata(local)
+
+    def sample_sizes(self) -> tuple[IntArray, IntArray]:
+        """Numbers of atoms and edges of all samples, int64 [N] each."""
+        pairs = [sample_sizes(dataset) for dataset in self._datasets]
+        return np.concatenate([a for a, _ in pairs]), np.concatenate([e for _, e in pairs])
+
+    def block_starts(self) -> IntArray:
+        """First sample of each block of all datasets, ascending from 0."""
+        starts = []
+        for offset, dataset in zip(self._offsets.tolist(), self._datasets, strict=False):
+            find = getattr(dataset, "block_starts", None)
+            own = np.arange(0, len(dataset), BLOCK_SAMPLES) if find is None else find()
+            starts.append(own + offset)
+        return np.unique(np.concatenate(starts)).astype(np.int64)
 
     def refresh(self) -> None:
         """Move every dataset to the newest state of its storage."""

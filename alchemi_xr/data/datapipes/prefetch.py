@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from torch import Tensor
 
+from alchemi_xr._typing import IntArray
 from alchemi_xr.data.atomic_data import AtomicData
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.csr import as_index
@@ -30,7 +32,17 @@ from alchemi_xr.errors import (
     StoreError,
 )
 
-__all__ = ["THREAD_PREFIX", "Loaded", "PrefetchingDataset", "batch_tensors"]
+__all__ = [
+    "BLOCK_SAMPLES",
+    "THREAD_PREFIX",
+    "Loaded",
+    "PrefetchingDataset",
+    "batch_tensors",
+    "sample_sizes",
+]
+
+#: Samples of a block where the storage has no blocks of its own.
+BLOCK_SAMPLES = 1024
 
 #: Name that our threads start with, so that a leak can be seen.
 THREAD_PREFIX = "alchemi_xr-prefetch"
@@ -79,6 +91,17 @@ def batch_tensors(batch: Batch) -> Iterator[Tensor]:
     """Every tensor of a Batch that was copied with it (pointers are made where they are used)."""
     yield from (value for _, value in batch if isinstance(value, Tensor))
     yield from batch.present.values()
+
+
+def sample_sizes(dataset: Any) -> tuple[IntArray, IntArray]:
+    """Numbers of atoms and edges of all samples, int64 [N] each."""
+    find = getattr(dataset, "sample_sizes", None)
+    if find is not None:
+        atoms, edges = find()
+        return np.asarray(atoms, np.int64), np.asarray(edges, np.int64)
+    pairs = [dataset.get_metadata(i) for i in range(len(dataset))]
+    table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 class PrefetchingDataset(ABC):

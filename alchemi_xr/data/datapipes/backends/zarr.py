@@ -265,6 +265,21 @@ class AtomicDataZarrReader(Reader):
         edges = snapshot.edges_ptr[at + 1] - snapshot.edges_ptr[at]
         return int(atoms), int(edges)
 
+    def sample_sizes(self) -> tuple[IntArray, IntArray]:
+        """Numbers of atoms and edges of all samples, int64 [N] each, from the pointers alone."""
+        snapshot, at = self.snapshot, self._active
+        atoms, edges = snapshot.atoms_ptr, snapshot.edges_ptr
+        return atoms[at + 1] - atoms[at], edges[at + 1] - edges[at]
+
+    def block_starts(self) -> IntArray:
+        """First sample of each storage object of the atoms, int64, ascending from 0."""
+        snapshot = self.snapshot
+        rows = np.arange(0, max(1, snapshot.num_atoms), snapshot.chunk_rows("atom"))
+        # The sample that owns the first row of a chunk belongs to the block before it.
+        physical = np.searchsorted(snapshot.atoms_ptr[:-1], rows)
+        starts = np.unique(np.searchsorted(self._active, physical))
+        return np.unique(np.concatenate([[0], starts[starts < len(self)]])).astype(np.int64)
+
     # -- reading ---------------------------------------------------------------
 
     def read_block(self, indices: Any, fields: Sequence[str] | None = None) -> Block:
