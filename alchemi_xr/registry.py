@@ -71,6 +71,9 @@ sources = Registry(
     "alchemi_xr.sources",
     {
         "extxyz": "alchemi_xr.etl.sources.extxyz:ExtxyzSource",
+        "npz": "alchemi_xr.etl.sources.npz:NpzSource",
+        "hdf5": "alchemi_xr.etl.sources.hdf5:Hdf5Source",
+        "deepmd": "alchemi_xr.etl.sources.deepmd:DeepmdSource",
         "ase-db": "alchemi_xr.etl.sources.ase_db:AseDbSource",
         "ase": "alchemi_xr.etl.sources.ase_io:AseSource",
     },

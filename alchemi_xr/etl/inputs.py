@@ -11,13 +11,10 @@ from alchemi_xr._typing import PathLike
 from alchemi_xr.errors import ArgumentTypeError, ConfigError, SourceError, SourceNotFoundError
 from alchemi_xr.registry import sources
 
-__all__ = ["expand", "find_source"]
+__all__ = ["content_files", "expand", "find_source"]
 
 # Formats with a reader elsewhere: what to do until a source is installed.
 _ELSEWHERE = {
-    ".h5": "HDF5",
-    ".hdf5": "HDF5",
-    ".npz": "NPZ",
     ".xtc": "GROMACS XTC",
     ".trr": "GROMACS TRR",
     ".dcd": "DCD",
@@ -52,7 +49,9 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
                 mend="give the name of a file",
             )
         path = os.path.expanduser(os.fspath(item))
-        if os.path.isdir(path):
+        if os.path.isdir(path) and _is_input(path):
+            paths.append(path)
+        elif os.path.isdir(path):
             try:
                 names = os.listdir(path)
             except OSError as error:
@@ -60,7 +59,7 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
                     path, f"the folder cannot be read ({error.strerror})", mend="check its rights"
                 ) from error
             inside = sorted(os.path.join(path, name) for name in names if name[:1] != ".")
-            files = [p for p in inside if os.path.isfile(p)]
+            files = [p for p in inside if os.path.isfile(p) or _is_input(p)]
             if not files:
                 raise SourceNotFoundError(path, "the folder holds no file")
             paths += files
@@ -73,7 +72,7 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
             )
         else:
             found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
-            found = [p for p in found if os.path.isfile(p)]
+            found = [p for p in found if os.path.isfile(p) or _is_input(p)]
             if not found:
                 raise SourceNotFoundError(
                     path,
@@ -82,6 +81,21 @@ def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
                 )
             paths += found
     return paths
+
+
+def _is_input(path: str) -> bool:
+    """Whether a folder is one input of some source (a DeePMD system, a store)."""
+    if not os.path.isdir(path):
+        return False
+    kinds = (sources.get(name) for name in sources.names())
+    return any(getattr(kind, "takes_folders", False) and kind.matches(path) for kind in kinds)
+
+
+def content_files(path: str) -> list[str]:
+    """The files that an input consists of: itself, or all below a folder."""
+    if not os.path.isdir(path):
+        return [path]
+    return sorted(os.path.join(top, name) for top, _, names in os.walk(path) for name in names)
 
 
 def find_source(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alchemi_xr._typing import PathLike
 from alchemi_xr._version import __version__
-from alchemi_xr.data.fields import FIELDS
+from alchemi_xr.data.fields import FIELDS, resolve
 from alchemi_xr.errors import AlchemiError, ConfigError, SourceError
-from alchemi_xr.etl.inputs import expand, find_source
+from alchemi_xr.etl.inputs import content_files, expand, find_source
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.source import Mapper, Scan, Source
 from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
@@ -18,6 +19,7 @@ from alchemi_xr.plan.plan import Extent, Plan, make_plan, shard_rows
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.store.bulk import FieldLayout
 from alchemi_xr.store.codecs import ZarrWriteConfig
+from alchemi_xr.units import conversion_factor
 
 __all__ = ["Request"]
 
@@ -67,7 +69,7 @@ class Request:
         self.checks = Checks(nonfinite == "quarantine", max_force)
         self.asked = {"units": dict(units or {}), "dtype": dtype, "fields": fields}
         self.options = dict(options or {})
-        self.input_bytes = sum(os.path.getsize(p) for p in self.paths)
+        self.input_bytes = sum(os.path.getsize(f) for p in self.paths for f in content_files(p))
         self.scan: Scan
         self.source: Source
         self.transform: Transform
@@ -80,7 +82,7 @@ class Request:
         SourceError
         """
         options: dict[str, Any] = {"names": self.names, **self.options}
-        if spool is not None and self.kind.__name__ == "ExtxyzSource":
+        if spool is not None and "spool" in inspect.signature(self.kind).parameters:
             options["spool"] = spool
         try:
             self.source = self.kind(self.paths, **options)
@@ -115,7 +117,10 @@ class Request:
         for name in REQUIRED:
             if self.scan.schema.get(name) is None:
                 raise SourceError(self.paths[0], f"no record has {name}")
-        self.transform = make_transform(self.scan.schema, where=self.paths[0], **self.asked)  # type: ignore[arg-type]
+        given = {resolve(n): u for n, u in self.asked["units"].items()}  # type: ignore[union-attr]
+        # What the user says of a unit wins over what the file or its format says.
+        asked: dict[str, Any] = {**self.asked, "units": {**self.scan.units, **given}}
+        self.transform = make_transform(self.scan.schema, where=self.paths[0], **asked)
 
     @property
     def reading(self) -> Reading:
@@ -148,20 +153,23 @@ class Request:
         ]
         if assumed:
             notes.append("units taken as they stand: " + ", ".join(assumed))
-        for name, unit in self.asked["units"].items():  # type: ignore[union-attr]
+        given = {resolve(n): u for n, u in self.asked["units"].items()}  # type: ignore[union-attr]
+        for name, unit in {**self.scan.units, **given}.items():
             target = FIELDS[name].unit if name in FIELDS else ""
-            notes.append(f"units converted: {name} from {unit} to {target}")
+            if name not in given and conversion_factor(unit, target) == 1.0:
+                continue
+            why = "" if name in given else " (as the input or its format says)"
+            notes.append(f"units converted: {name} from {unit} to {target}{why}")
         return notes
 
     def identity(self, config: ZarrWriteConfig) -> dict[str, object]:
         """Everything that decides the bytes of the result, but for the plan."""
-        stats = [os.stat(p) for p in self.paths]
+        files = [f for p in self.paths for f in content_files(p)]
+        stats = [os.stat(f) for f in files]
         return {
             "version": __version__,
             "source": self.kind.__name__,
-            "files": [
-                (p, s.st_size, s.st_mtime_ns) for p, s in zip(self.paths, stats, strict=True)
-            ],
+            "files": [(p, s.st_size, s.st_mtime_ns) for p, s in zip(files, stats, strict=True)],
             "names": dict(self.names.mapping),
             "transform": repr(self.transform),
             "checks": repr(self.checks),
@@ -177,6 +185,6 @@ class Request:
             "files": self.paths if len(self.paths) <= 100 else [*self.paths[:100], "…"],
             "num_files": len(self.paths),
             "key_map": dict(self.names.mapping),
-            "units": self.asked["units"],
+            "units": {**self.scan.units, **self.asked["units"]},  # type: ignore[dict-item]
             "records": self.scan.records,
         }

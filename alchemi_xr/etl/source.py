@@ -89,6 +89,9 @@ class Scan:
         By name in the input: samples that have it.
     records : int
         Records in the input, rejected ones included.
+    units : dict of str to str
+        By known field: its unit in the input, where the format or the file says
+        so; converted at reading unless the user says otherwise.
     """
 
     partitions: list[Partition]
@@ -99,6 +102,7 @@ class Scan:
     notes: list[str] = field(default_factory=list)
     keys: dict[str, int] = field(default_factory=dict)
     records: int = 0
+    units: dict[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -106,7 +110,8 @@ class Source(Protocol):
     """One format of input.
 
     A class with a ``name``, registered in the entry-point group
-    ``alchemi_xr.sources``.
+    ``alchemi_xr.sources``. One whose input may be a folder has
+    ``takes_folders = True``, and ``matches`` is asked about folders too.
     """
 
     name: ClassVar[str]
