@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from alchemi_xr.data.atomic_data import AtomCategory, AtomicData
     from alchemi_xr.data.batch import Batch
     from alchemi_xr.data.block import Block
+    from alchemi_xr.data.packed_memmap_loader import PackedMemmapLoader, split_loader
     from alchemi_xr.data.transforms import Compose
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "DataLoader",
     "Dataset",
     "InMemoryDataset",
+    "PackedMemmapLoader",
     "Reader",
+    "split_loader",
     "transforms",
 ]
 
@@ -38,6 +41,8 @@ _HOME = {
     "Batch": "alchemi_xr.data.batch",
     "Block": "alchemi_xr.data.block",
     "Compose": "alchemi_xr.data.transforms",
+    "PackedMemmapLoader": "alchemi_xr.data.packed_memmap_loader",
+    "split_loader": "alchemi_xr.data.packed_memmap_loader",
     "AtomicDataZarrReader": "alchemi_xr.data.datapipes",
     "AtomicDataZarrWriter": "alchemi_xr.data.datapipes",
     "BatchDatasetProtocol": "alchemi_xr.data.datapipes",

@@ -50,7 +50,7 @@ static PyObject *rows_copy_ranges(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* One field of a gather, as six 64-bit numbers in an array of the caller. */
+/* One field of a gather, as seven 64-bit numbers in an array of the caller. */
 typedef struct {
     uint64_t target; /* address: rows of the chosen samples, one behind the other */
     uint64_t source; /* address: rows of all samples */
@@ -58,6 +58,7 @@ typedef struct {
     uint64_t shift;  /* address: int64, added to every number of a sample; 0 = none */
     int64_t width;   /* bytes of a row */
     int64_t size;    /* bytes of a number that is shifted: 4 or 8 */
+    int64_t slot;    /* bytes of each sample in the target, the rest zero; 0 = no more than it has */
 } field_t;
 
 #define FIXED(W)                                                                          \
@@ -111,7 +112,9 @@ static void gather_field(const field_t *field, const int64_t *samples, Py_ssize_
             for (int64_t i = 0; i < bytes / 4; i++)
                 out[i] = in[i] + add;
         }
-        target += bytes;
+        if (field->slot > bytes)
+            memset(target + bytes, 0, (size_t)(field->slot - bytes));
+        target += field->slot > bytes ? field->slot : bytes;
     }
 }
 

@@ -109,7 +109,7 @@ class Gather:
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self.fields = list(fields)
-        table = np.zeros((len(self.fields), 6), np.uint64)
+        table = np.zeros((len(self.fields), 7), np.uint64)
         for line, field in zip(table, self.fields, strict=True):
             line[1] = field.rows.ctypes.data
             line[2] = 0 if field.ptr is None else field.ptr.ctypes.data
@@ -117,7 +117,12 @@ class Gather:
         self._table = table
 
     def __call__(
-        self, samples: IntArray, counts: Sequence[int], shift: IntArray | None = None
+        self,
+        samples: IntArray,
+        counts: Sequence[int],
+        shift: IntArray | None = None,
+        *,
+        slot: int = 0,
     ) -> list[NDArray]:
         """Arrays of their own, one a field.
 
@@ -129,6 +134,9 @@ class Gather:
             Rows of each field's result.
         shift : int64 array, shape (B,), optional
             What is added to the numbers of fields that are shifted.
+        slot : int
+            Rows that each sample has in the result of a ragged field, those behind
+            its own being zero; 0 for no more than it has. No sample may have more.
         """
         outs: list[NDArray] = [
             np.empty((count, *field.rows.shape[1:]), field.rows.dtype)
@@ -136,7 +144,7 @@ class Gather:
         ]
         if _rows is None:
             for field, out in zip(self.fields, outs, strict=True):
-                _gather_slowly(field, samples, shift, out)
+                _gather_slowly(field, samples, shift, out, slot)
             return outs
         samples = np.ascontiguousarray(samples, np.int64)
         table = self._table.copy()
@@ -144,16 +152,25 @@ class Gather:
         if shift is not None:
             shift = np.ascontiguousarray(shift, np.int64)
             table[[field.shifted for field in self.fields], 3] = shift.ctypes.data
+        if slot:
+            table[:, 6] = slot * table[:, 4]
         _rows.gather(table.ctypes.data, len(table), samples.ctypes.data, len(samples))
         return outs
 
 
-def _gather_slowly(field: Field, samples: IntArray, shift: IntArray | None, out: NDArray) -> None:
+def _gather_slowly(
+    field: Field, samples: IntArray, shift: IntArray | None, out: NDArray, slot: int
+) -> None:
     if field.ptr is None:
         np.take(field.rows, samples, axis=0, out=out)
         return
     starts, stops = field.ptr[samples], field.ptr[samples + 1]
     pieces = [field.rows[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    if slot:
+        out[...] = 0
+        for place, piece in enumerate(pieces):
+            out[place * slot : place * slot + len(piece)] = piece
+        return
     if pieces:
         np.concatenate(pieces, out=out)
     if field.shifted and shift is not None:
