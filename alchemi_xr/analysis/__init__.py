@@ -20,6 +20,7 @@ _NAMES = {
     "diffusion": "alchemi_xr.analysis.msd",
     "duplicates": "alchemi_xr.analysis.duplicates",
     "energy_drift": "alchemi_xr.analysis.thermo",
+    "fmax": "alchemi_xr.analysis.fmax",
     "fingerprints": "alchemi_xr.analysis.duplicates",
     "msd": "alchemi_xr.analysis.msd",
     "outliers": "alchemi_xr.analysis.baseline",

@@ -139,7 +139,7 @@ def _completed(cell: NDArray, pbc: BoolArray) -> NDArray:
 def volumes(block: Block) -> NDArray:
     """Volume of each sample, Å³; NaN unless it is periodic along all three axes."""
     cell, pbc = periodicity(block)
-    usable = pbc.all(axis=1) & np.isfinite(cell).all(axis=(1, 2))
+    usable: Any = pbc.all(axis=1) & np.isfinite(cell).all(axis=(1, 2))
     volume = np.abs(np.linalg.det(np.where(usable[:, None, None], cell, 0.0)))
     return np.where(volume > 0, volume, np.nan)
 

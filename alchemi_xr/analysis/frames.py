@@ -7,8 +7,10 @@ large for the budget is read once for each slab.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +30,7 @@ __all__ = ["SLAB_BYTES", "Frames", "correlate", "fast_length", "iter_systems"]
 
 SLAB_BYTES = 96 * 2**20
 """Bytes of the time series held at once."""
-_FFT_BYTES = 4 * 2**20
+_CACHE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,47 +110,82 @@ class Frames:
         if scheme not in ("fractional", "toroidal"):
             raise ConfigError("unwrap", f"{scheme!r} is no scheme", expected="'fractional' …")
         out: NDArray = np.empty((slab.stop - slab.start, 3, len(self)))
-        carry: tuple[NDArray, NDArray] | None = None
-        cells, at, largest = np.zeros((3, 3)), 0, 0.0
+        path = _Path(scheme)
+        cells, at = np.zeros((3, 3)), 0
+        # A few frames at a time: all that is made on the way stays in the processor's cache.
+        step = max(1, _CACHE_BYTES // (24 * max(1, len(out))))
         for block in self.blocks(("positions", "cell", "pbc")):
             cell, pbc = periodicity(block)
-            if not pbc.any():
-                out[:, :, at : at + len(cell)] = self._cut(block, slab).transpose(1, 2, 0)
-                at += len(cell)
-                continue
-            full = complete_cells(cell, pbc, at)
-            cells += full.sum(axis=0)
-            x = self._cut(block, slab)
-            inverse = np.linalg.inv(full)
-            state = x @ inverse if scheme == "fractional" else x
-            before = state[:1] if carry is None else carry[0]
-            step = np.diff(state, axis=0, prepend=before)
-            fraction = step if scheme == "fractional" else step @ inverse
-            jump = np.where(pbc[:, None, :], np.rint(fraction), 0.0)
-            if fraction.size:
-                largest = max(largest, float(np.abs((fraction - jump) * pbc[:, None, :]).max()))
-            step -= jump if scheme == "fractional" else jump @ full
-            made = np.cumsum(step, axis=0)
-            made += state[:1] if carry is None else carry[1]
-            carry = (state[-1:], made[-1:])
-            out[:, :, at : at + len(cell)] = made.transpose(1, 2, 0)
-            at += len(cell)
-        if carry is not None and scheme == "fractional":
-            mean = cells / len(self)
-            out = np.einsum("akf,kx->axf", out, mean, optimize=True)
-        if largest > 0.45:
+            x = block["positions"].reshape(-1, self.atoms, 3)[:, slab]
+            full = complete_cells(cell, pbc, at) if pbc.any() else None
+            if full is not None:
+                cells += full.sum(axis=0)
+            for start in range(0, len(x), step):
+                cut = slice(start, start + step)
+                part = x[cut].astype(np.float64)
+                if full is not None:
+                    part = path.follow(part, full[cut], pbc[cut])
+                out[:, :, at : at + len(part)] = part.transpose(1, 2, 0)
+                at += len(part)
+        if not np.isfinite(out).all():
+            raise FieldError("trajectory", "positions are not finite", mend="leave such frames out")
+        if path.last is not None and scheme == "fractional":
+            mean = (cells / len(self)).T
+            width = max(1, _CACHE_BYTES // (24 * max(1, len(self))))
+            for a in range(0, len(out), width):
+                out[a : a + width] = mean @ out[a : a + width]
+        if path.largest > 0.45:
             warnings.warn(
-                f"atoms move by up to {largest:.2f} of the cell between frames: which way they "
+                f"atoms move by up to {path.largest:.2f} of the cell between frames: which way they "
                 "went cannot be told, and displacements come out too small. Write frames more often.",
                 stacklevel=3,
             )
         return out
 
-    def _cut(self, block: Block, slab: slice) -> NDArray:
-        x = block["positions"].reshape(-1, self.atoms, 3)[:, slab].astype(np.float64)
-        if not np.isfinite(x).all():
-            raise FieldError("trajectory", "positions are not finite", mend="leave such frames out")
-        return x
+
+class _Path:
+    """Continuous positions of atoms, frame after frame."""
+
+    def __init__(self, scheme: str) -> None:
+        self.fractional = scheme == "fractional"
+        self.last: NDArray | None = None
+        self.made: NDArray | None = None
+        self.largest = 0.0
+
+    def follow(self, x: NDArray, cell: NDArray, pbc: NDArray) -> NDArray:
+        """The next frames [f, a, 3], fractional or Cartesian as the scheme has it."""
+        if not len(x) or not x.shape[1]:
+            return x
+        same = bool((cell == cell[0]).all())
+        inverse = np.linalg.inv(cell[:1] if same else cell)
+        state = _times(x, inverse) if self.fractional else x
+        step = np.empty_like(state)
+        step[0] = 0.0 if self.last is None else state[0] - self.last
+        np.subtract(state[1:], state[:-1], out=step[1:])
+        jump = np.rint(step if self.fractional else _times(step, inverse))
+        if not pbc.all():
+            jump *= pbc[:, None, :]
+        if self.fractional:
+            step -= jump
+            moved = step
+        else:
+            step -= _times(jump, cell[:1] if same else cell)
+            moved = _times(step, inverse)
+        if not pbc.all():
+            moved = moved * pbc[:, None, :]
+        self.largest = max(self.largest, float(moved.max()), -float(moved.min()))
+        step[0] += state[0] if self.made is None else self.made
+        np.cumsum(step, axis=0, out=step)
+        self.last, self.made = state[-1].copy(), step[-1].copy()
+        return step
+
+
+def _times(x: NDArray, matrix: NDArray) -> NDArray:
+    """Row vectors times a matrix, one for all frames or one for each."""
+    if len(matrix) == 1:
+        out: NDArray = (x.reshape(-1, 3) @ matrix[0]).reshape(x.shape)
+        return out
+    return x @ matrix
 
 
 def iter_systems(
@@ -212,7 +249,9 @@ def fast_length(count: int) -> int:
     return int(scipy.fft.next_fast_len(count, real=True))
 
 
-def correlate(series: NDArray, weights: NDArray) -> NDArray:
+def correlate(
+    series: NDArray, weights: NDArray, *, center: bool = False
+) -> tuple[NDArray, NDArray]:
     """Sums over atoms and axes of autocorrelations, by FFT.
 
     Parameters
@@ -220,11 +259,14 @@ def correlate(series: NDArray, weights: NDArray) -> NDArray:
     series : float64 array, [A, 3, F]
     weights : float64 array, [G, A]
         Weight of each atom in each sum.
+    center : bool
+        Take off the mean of each series.
 
     Returns
     -------
-    float64 array, [G, F]
-        Sum over t of x(t) x(t + lag), not yet divided by the number of times.
+    float64 arrays, [G, F]
+        Sum over t of x(t) x(t + lag), not yet divided by the number of times; and the
+        squares x(t)², summed over atoms and axes.
 
     Notes
     -----
@@ -235,12 +277,23 @@ def correlate(series: NDArray, weights: NDArray) -> NDArray:
 
     atoms, axes, frames = series.shape
     length = fast_length(2 * frames)
+    step = max(1, _CACHE_BYTES // (8 * axes * length))
+
+    def some(a: int) -> tuple[NDArray, NDArray]:
+        part, w = series[a : a + step], weights[:, a : a + step]
+        if center:
+            part = part - part.mean(axis=-1, keepdims=True)
+        squares = w @ np.einsum("axf,axf->af", part, part)
+        spectrum = scipy.fft.rfft(part, n=length, axis=-1).view(np.float64)
+        both = w @ np.einsum("axk,axk->ak", spectrum, spectrum)
+        return both[:, ::2] + both[:, 1::2], squares
+
     power = np.zeros((len(weights), length // 2 + 1))
-    step = max(1, _FFT_BYTES // (16 * axes * length))
-    for a in range(0, atoms, step):
-        spectrum = scipy.fft.rfft(series[a : a + step], n=length, axis=-1)
-        squares = spectrum.real**2
-        squares += spectrum.imag**2
-        power += weights[:, a : a + step] @ squares.sum(axis=1)
+    total = np.zeros((len(weights), frames))
+    # The transforms leave the interpreter to others while they run; sums come in one order.
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for spectrum, squares in pool.map(some, range(0, atoms, step)):
+            power += spectrum
+            total += squares
     out: NDArray = scipy.fft.irfft(power, n=length, axis=-1)[:, :frames]
-    return out
+    return out, total

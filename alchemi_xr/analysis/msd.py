@@ -102,7 +102,8 @@ def _one(
         x = frames.unwrapped(slab, scheme)
         if drift is not None:
             x -= drift
-        x = x[:, axes]
+        if axes != [0, 1, 2]:
+            x = x[:, axes]
         weights = np.stack([mask[slab] for _, mask in groups]).astype(np.float64)
         total += _sums(x, weights)
         for k in range(blocks if size > 1 else 0):
@@ -126,13 +127,12 @@ def _sums(x: NDArray, weights: NDArray) -> NDArray:
     """Sum over atoms of their MSD, [G, F]."""
     count = x.shape[-1]
     # The mean position drops out; without it less is lost to rounding.
-    x = x - x.mean(axis=-1, keepdims=True)
-    squares = weights @ np.einsum("axf,axf->af", x, x)
+    products, squares = correlate(x, weights, center=True)
     ends = np.cumsum(squares, axis=1)
     # Both ends of the pairs at lag m: frames m ... F-1 and 0 ... F-1-m.
     last = ends[:, ::-1]
     first = ends[:, -1:] - np.concatenate([np.zeros((len(ends), 1)), ends[:, :-1]], axis=1)
-    out = (first + last - 2.0 * correlate(x, weights)) / (count - np.arange(count))
+    out = (first + last - 2.0 * products) / (count - np.arange(count))
     out[:, 0] = 0.0
     return np.maximum(out, 0.0)
 

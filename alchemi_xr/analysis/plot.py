@@ -315,6 +315,7 @@ PLOTS: dict[str, Callable[..., Any]] = {
     "diffusion": _diffusion,
     "duplicates": _duplicates,
     "energy_drift": _drift,
+    "fmax": _series,
     "msd": _msd,
     "pressure": _series,
     "rdf": _rdf,

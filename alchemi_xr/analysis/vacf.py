@@ -87,7 +87,7 @@ def _one(frames: Frames, max_lag: int | None, mass_weighted: bool, window: str) 
     total = np.zeros((len(groups), count))
     for slab in frames.slabs():
         weights = np.stack([mask[slab] * mass[slab] for _, mask in groups])
-        total += correlate(frames.series("velocities", slab), weights)
+        total += correlate(frames.series("velocities", slab), weights)[0]
     total /= count - np.arange(count)
     lags = min(count, max_lag or max(2, count // 2))
     with np.errstate(invalid="ignore", divide="ignore"):

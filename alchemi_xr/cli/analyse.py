@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,8 +47,9 @@ def analyse(
         raise ConfigError(
             "analyse", f"{name!r} is no analysis. {nearest(name, known)}", expected=known
         )
-    ds = _open(store, samples)
-    result = getattr(analysis, name)(ds, **_options(option or [])).compute()
+    function = getattr(analysis, name)
+    options = _options(option or [], function)
+    result = function(_open(store, samples), **options).compute()
     if name == "msd":
         result = _with_diffusion(result)
     for path in files:
@@ -71,8 +73,12 @@ def plot(
 ) -> None:
     """Draw a distribution or an analysis of a store."""
     (path,) = _checked([output], _FIGURES)
+    from alchemi_xr import analysis
+
+    function = getattr(analysis, name, None) if name in analysis.__all__ else None
+    options = _options(option or [], function)
     _use_files()
-    _save(_open(store, samples).ragged.plot(name, **_options(option or [])), path)
+    _save(_open(store, samples).ragged.plot(name, **options), path)
     typer.echo(f"wrote {path}")
 
 
@@ -105,14 +111,21 @@ def _open(store: str, samples: str | None) -> Any:
     return ds.ragged.isel(chosen)
 
 
-def _options(pairs: list[str]) -> dict[str, Any]:
-    from alchemi_xr.errors import ConfigError
+def _options(pairs: list[str], function: Any) -> dict[str, Any]:
+    """Arguments of an analysis; values are JSON, or else text."""
+    from alchemi_xr.errors import ConfigError, nearest
+
+    known = list(inspect.signature(function).parameters)[1:] if function else []
 
     out: dict[str, Any] = {}
     for pair in pairs:
         key, found, text = pair.partition("=")
         if not found or not key.isidentifier():
             raise ConfigError("--set", f"{pair!r} is not understood", expected="NAME=VALUE")
+        if key not in known:
+            raise ConfigError(
+                "--set", f"no argument {key!r}. {nearest(key, known)}", expected=known
+            )
         try:
             out[key] = json.loads(text)
         except ValueError:
@@ -149,8 +162,11 @@ def _text(result: Any) -> str:
         table = result[names].reset_coords(drop=True).to_dataframe()
         units = {n: result[n].attrs.get("units", "") for n in names}
         table = table.rename(columns={n: f"{n} ({u})" for n, u in units.items() if u})
-        shown = table if len(table) <= 40 else table.describe()
-        lines.append(f"by {dim}" + ("" if len(table) <= 40 else f" ({len(table):,} values)"))
+        shown = table
+        if len(table) > 40:
+            # Formulas come most frequent first; of samples and atoms the distribution says more.
+            shown = table.head(20) if dim == "formula" else table.describe()
+        lines.append(f"by {dim}" + (f" ({len(table):,} in all)" if len(table) > 40 else ""))
         lines.append(shown.to_string(float_format=lambda x: f"{x:.6g}"))
     return "\n".join(lines)
 
