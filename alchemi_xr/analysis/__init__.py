@@ -13,24 +13,24 @@ from typing import Any
 
 _NAMES = {
     "angles": "alchemi_xr.analysis.geometry",
-    "baseline": "alchemi_xr.analysis.baseline",
+    "baseline": "alchemi_xr.analysis.element_energies",
     "bond_lengths": "alchemi_xr.analysis.geometry",
     "composition": "alchemi_xr.analysis.stats",
     "coordination": "alchemi_xr.analysis.geometry",
-    "diffusion": "alchemi_xr.analysis.msd",
-    "duplicates": "alchemi_xr.analysis.duplicates",
+    "diffusion": "alchemi_xr.analysis.displacement",
+    "duplicates": "alchemi_xr.analysis.repeats",
     "energy_drift": "alchemi_xr.analysis.thermo",
-    "fmax": "alchemi_xr.analysis.fmax",
-    "fingerprints": "alchemi_xr.analysis.duplicates",
-    "msd": "alchemi_xr.analysis.msd",
-    "outliers": "alchemi_xr.analysis.baseline",
+    "fmax": "alchemi_xr.analysis.largest_force",
+    "fingerprints": "alchemi_xr.analysis.repeats",
+    "msd": "alchemi_xr.analysis.displacement",
+    "outliers": "alchemi_xr.analysis.element_energies",
     "pressure": "alchemi_xr.analysis.thermo",
-    "rdf": "alchemi_xr.analysis.rdf",
-    "rmsd": "alchemi_xr.analysis.rmsd",
-    "rmsf": "alchemi_xr.analysis.rmsd",
+    "rdf": "alchemi_xr.analysis.radial",
+    "rmsd": "alchemi_xr.analysis.superposition",
+    "rmsf": "alchemi_xr.analysis.superposition",
     "statistics": "alchemi_xr.analysis.stats",
     "temperature": "alchemi_xr.analysis.thermo",
-    "vacf": "alchemi_xr.analysis.vacf",
+    "vacf": "alchemi_xr.analysis.vibration",
 }
 
 __all__ = list(_NAMES)
@@ -38,12 +38,7 @@ __all__ = list(_NAMES)
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
-        module = importlib.import_module(_NAMES[name])
-        # A submodule of the same name (``rdf``) was set by its import; the function wins.
-        for known, home in _NAMES.items():
-            if home == module.__name__:
-                globals()[known] = getattr(module, known)
-        return globals()[name]
+        return getattr(importlib.import_module(_NAMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,6 +13,8 @@ from alchemi_xr.ragged.mapping import apply_blocks
 
 __all__ = ["fmax"]
 
+_PIECE = 32_768
+
 
 def fmax(ds: xr.Dataset, name: str = "forces") -> xr.DataArray:
     r"""Largest norm of a vector of the atoms of every sample.
@@ -45,12 +47,23 @@ def _largest(block: Block, name: str) -> NDArray:
     values = block[name]
     if values.dtype.itemsize < 4:
         values = values.astype(np.float32)
-    # einsum, not (v**2).sum(-1): a sum over an axis of three is ten times slower.
-    squares = np.einsum("ai,ai->a", values, values)
-    largest = np.sqrt(segment_reduce(squares, block.atoms_ptr, "max"))
+    with np.errstate(over="ignore", under="ignore"):
+        largest = np.sqrt(segment_reduce(_squares(values), block.atoms_ptr, "max"))
     # Squares of very large or small forces leave the range of float32: these few once more.
-    odd = ~np.isfinite(largest) | (largest < 1e-18)
-    if odd.any() and values.dtype == np.float32:
-        wide = np.einsum("ai,ai->a", values, values, dtype=np.float64)
+    if values.dtype == np.float32 and (~np.isfinite(largest) | (largest < 1e-18)).any():
+        wide = _squares(values.astype(np.float64))
         return np.sqrt(segment_reduce(wide, block.atoms_ptr, "max"))
     return largest
+
+
+def _squares(values: NDArray) -> NDArray:
+    """x² + y² + z² of each row."""
+    out = np.empty(len(values), dtype=values.dtype)
+    # Column by column, in pieces that stay in cache: a sum over an axis of three is ten
+    # times slower, einsum twice.
+    for start in range(0, len(values), _PIECE):
+        part = values[start : start + _PIECE]
+        square, into = part * part, out[start : start + _PIECE]
+        np.add(square[:, 0], square[:, 1], out=into)
+        into += square[:, 2]
+    return out
