@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from alchemi_xr._typing import BoolArray, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import expand_mask
-from alchemi_xr.data.fields import FIELDS, field_order, fill_for, resolve
+from alchemi_xr.data.fields import FIELDS, as_rows, field_order, fill_for, resolve
 from alchemi_xr.errors import FieldError, LevelError
 from alchemi_xr.store.schema import TEXT, FieldInfo, table_unit
 
@@ -46,21 +47,43 @@ def receive(block: Block, *, where: str) -> dict[str, Incoming]:
     FieldError, LevelError
         A field has a wrong level, shape, length or dtype; it is named.
     """
+    block = _canonical(block, where)
     block.validate(where)
-    arrays = {}
-    for name in block.arrays:
-        canonical = resolve(name)
-        if canonical in arrays:
-            raise FieldError(where, f"field {canonical!r} is given twice, also as {name!r}")
-        arrays[canonical] = name
-    out = {}
-    for canonical in field_order(arrays):
-        name = arrays[canonical]
-        out[canonical] = _receive_one(block, name, canonical, where)
-    return out
+    return {name: _receive_one(block, name, where) for name in field_order(block.arrays)}
 
 
-def _receive_one(block: Block, name: str, canonical: str, where: str) -> Incoming:
+def _canonical(block: Block, where: str) -> Block:
+    """The block with the table's names, and a trailing axis of one where the table has it."""
+    names: dict[str, str] = {}
+    for given in block.arrays:
+        name = resolve(given)
+        if name in names:
+            raise FieldError(where, f"field {name!r} is given twice, also as {given!r}")
+        names[name] = given
+    arrays = {
+        name: as_rows(name, block.arrays[given])
+        if block.levels.get(given) == "system"
+        else block.arrays[given]
+        for name, given in names.items()
+    }
+    if all(name == given and arrays[name] is block.arrays[name] for name, given in names.items()):
+        return block
+
+    def renamed(known: dict[str, Any]) -> dict[str, Any]:
+        return {resolve(name): value for name, value in known.items()}
+
+    return Block(
+        block.atoms_ptr,
+        block.edges_ptr,
+        arrays,
+        renamed(block.levels),
+        renamed(block.present),
+        renamed(block.units),
+    )
+
+
+def _receive_one(block: Block, canonical: str, where: str) -> Incoming:
+    name = canonical
     if not canonical or "/" in canonical or canonical.startswith((".", "__")):
         raise FieldError(where, f"{name!r} cannot be the name of a field")
     values, level = block.arrays[name], block.levels[name]
@@ -137,6 +160,16 @@ def _as_text(values: NDArray, name: str, where: str) -> NDArray:
         )
     out = np.empty(len(values), dtype=object)
     out[:] = ["" if v is None else str(v) for v in values.tolist()]
+    for number, word in enumerate(out):
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise FieldError(
+                where,
+                f"the text of field {name!r} of sample {number} is no valid Unicode",
+                found=f"{word!r} ({error.reason})",
+                mend="decode the bytes it came from with errors='replace'",
+            ) from None
     return out
 
 

@@ -503,3 +503,44 @@ def test_what_is_no_store(make, tmp_path):
         open_store(tmp_path / "arr")
     with pytest.raises(StoreNotFoundError):
         open_store({})
+
+
+def test_other_names_of_fields_and_axes_of_one(tmp_path) -> None:
+    """``energies`` [N] is ``energy`` [N, 1], as everywhere else."""
+    ptr = np.array([0, 1, 3])
+    levels = {"positions": "atom", "atomic_numbers": "atom", "energies": "system"}
+    arrays = {
+        "positions": np.zeros((3, 3)),
+        "atomic_numbers": np.ones(3, int),
+        "energies": np.array([1.0, 2.0]),
+    }
+    block = Block(ptr, ptr * 0, arrays, levels, {"energies": np.array([True, False])})
+    writer = StoreWriter(tmp_path / "a.zarr")
+    writer.write(block)
+    writer.append(block)
+    with open_store(tmp_path / "a.zarr") as store:
+        assert store.info("energy").tail == (1,)
+        assert store.read_rows("energy", 0, 4)[[0, 2]].tolist() == [[1.0], [1.0]]
+        assert store.present("energy").tolist() == [True, False, True, False]
+    both = Block(
+        ptr, ptr * 0, {**arrays, "energy": np.zeros((2, 1))}, {**levels, "energy": "system"}
+    )
+    with pytest.raises(FieldError, match="given twice"):
+        StoreWriter(tmp_path / "b.zarr").write(both)
+
+
+def test_text_that_is_no_unicode_is_named(tmp_path) -> None:
+    ptr = np.array([0, 1, 3])
+    block = Block(
+        ptr,
+        ptr * 0,
+        {
+            "positions": np.zeros((3, 3)),
+            "atomic_numbers": np.ones(3, int),
+            "name": np.array(["fine", "a\ud800"], dtype=object),
+        },
+        {"positions": "atom", "atomic_numbers": "atom", "name": "system"},
+    )
+    with pytest.raises(FieldError, match="'name' of sample 1 is no valid Unicode"):
+        StoreWriter(tmp_path / "a.zarr").write(block)
+    assert list(tmp_path.iterdir()) == []
