@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,14 @@ class Process:
     """One side, in an interpreter of its own."""
 
     def __init__(self, command: list[str]) -> None:
+        # A file: nobody empties a pipe meanwhile.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
         self._process = subprocess.Popen(
             command,
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if not os.environ.get("ALCHEMI_BENCH_DEBUG") else None,
+            stderr=self._errors,
             text=True,
         )
 
@@ -66,12 +69,16 @@ class Process:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            _, errors = self._process.communicate()
-            raise RuntimeError(f"{self._process.args!r} ended in {call}:\n{errors}")
+            self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError(
+                f"{self._process.args!r} ended in {call}:\n{self._errors.read()[-4000:]}"
+            )
         return json.loads(answer)
 
     def close(self) -> None:
         self._process.communicate()
+        self._errors.close()
 
 
 class Sides:
@@ -118,6 +125,7 @@ def alternated(
     per: int = PER,
 ) -> Row:
     """Both sides in turns; the row's ratio is the median of the rounds' ratios."""
+    print(f"  {work}: {peer_name} ...", file=sys.stderr)
     if warm:
         ours()
         peer()
@@ -153,8 +161,8 @@ def rows() -> Iterator[Row]:
         yield from _shuffled(sides)
         yield from _beside_itself(sides)
         yield from _compressed(sides)
-        yield from _sequential(sides)
         if sides.toolkit is not None:
+            yield from _sequential(sides, sides.toolkit)
             yield from _in_memory(sides, sides.toolkit)
             yield from _small(sides, sides.toolkit)
         for kind in NUMBERS:
@@ -177,74 +185,59 @@ def _check(side: Process, ours: Process, kind: str) -> None:
 
 
 def _shuffled(sides: Sides) -> Iterator[Row]:
-    toolkit, atompack = sides.toolkit, sides.atompack
-    for kind in NUMBERS:
-        _check(sides.packed, sides.ours, kind)
-
-        def ours(kind: str = kind) -> Seconds:
-            return sides.ours("epoch", kind=kind, profile="raw", order="full")
-
+    toolkit, atompack, packed = sides.toolkit, sides.atompack, sides.packed
+    for kind, num in NUMBERS.items():
         work = f"full shuffle, raw, {_label(kind)}"
+        ours = partial(sides.ours, "epoch", kind=kind, profile="raw", order="full")
         if toolkit is not None:
             _check(toolkit, sides.ours, kind)
-            num = min(PEER_SAMPLES, NUMBERS[kind])
-            yield alternated(
-                work,
-                ours,
-                TOOLKIT,
-                lambda kind=kind, num=num: toolkit(
-                    "epoch", kind=kind, profile="raw", order="full", num=num
-                ),
-                target=60,
+            theirs = partial(
+                toolkit,
+                "epoch",
+                kind=kind,
+                profile="raw",
+                order="full",
+                num=min(PEER_SAMPLES, num),
             )
+            yield alternated(work, ours, TOOLKIT, theirs, target=60)
+        # Its batch call refuses arrays with a number of rows of their own: no edges.
         if atompack is not None and kind != "C":
-            # Its batch call refuses arrays with a number of rows of their own: no edges.
             atompack("write", kind=kind, compression="none")
             _check(atompack, sides.ours, kind)
-            yield alternated(
-                work,
-                ours,
-                "atompack, uncompressed",
-                lambda kind=kind: atompack("epoch", kind=kind, compression="none"),
-                target=2,
-            )
-        yield alternated(
-            work,
-            ours,
-            "packed memmap, NumPy/torch",
-            lambda kind=kind: sides.packed("epoch", kind=kind),
-            target=1.5,
-        )
+            theirs = partial(atompack, "epoch", kind=kind, compression="none")
+            yield alternated(work, ours, "atompack, uncompressed", theirs, target=2)
+        _check(packed, sides.ours, kind)
+        theirs = partial(packed, "epoch", kind=kind)
+        yield alternated(work, ours, "packed memmap, NumPy/torch", theirs, target=1.5)
         if kind == "A":
             yield alternated(
                 work,
                 ours,
                 "the same, equal samples as rows",
-                lambda: sides.packed("epoch", kind="A", equal=True),
+                partial(packed, "epoch", kind=kind, equal=True),
                 target=0,
                 note="no target: ragged data has no such rows",
             )
-    sides.packed("close")
+    packed("close")
 
 
 def _beside_itself(sides: Sides) -> Iterator[Row]:
     """The same number of random samples out of longer stores, and with the checks on."""
-    num = SAMPLES
-    small = {"kind": "A", "profile": "raw", "order": "full", "num": num}
+    epoch = partial(sides.ours, "epoch", kind="A", profile="raw", order="full")
     for times in (4, 16):
         sides.ours("write", kind="A", profile="raw", times=times)
         yield alternated(
-            f"full shuffle, raw, A, {num:,} out of {times * SAMPLES:,}",
-            lambda times=times: sides.ours("epoch", times=times, **small),
+            f"full shuffle, raw, A, {SAMPLES:,} out of {times * SAMPLES:,}",
+            partial(epoch, times=times, num=SAMPLES),
             f"itself, of {SAMPLES:,}",
-            lambda: sides.ours("epoch", **small),
+            partial(epoch, num=SAMPLES),
             target=0.9,
         )
     yield alternated(
         "full shuffle, raw, A, batches validated",
-        lambda: sides.ours("epoch", kind="A", profile="raw", order="full", validate=True),
+        partial(epoch, validate=True),
         "itself, unchecked",
-        lambda: sides.ours("epoch", kind="A", profile="raw", order="full"),
+        epoch,
         target=0,
         note="no target",
     )
@@ -254,110 +247,96 @@ def _beside_itself(sides: Sides) -> Iterator[Row]:
 def _compressed(sides: Sides) -> Iterator[Row]:
     toolkit, atompack = sides.toolkit, sides.atompack
     for kind in ("A", "B"):
-        sides.ours("write", kind=kind, profile="mixed")
+        ours = partial(sides.ours, "epoch", kind=kind)
         if toolkit is not None:
+            sides.ours("write", kind=kind, profile="mixed")
+            how = {"kind": kind, "profile": "mixed", "order": "full"}
             yield alternated(
                 f"full shuffle, mixed (default), {_label(kind)}",
-                lambda kind=kind: sides.ours("epoch", kind=kind, profile="mixed", order="full"),
+                partial(sides.ours, "epoch", **how),
                 TOOLKIT,
-                lambda kind=kind: toolkit(
-                    "epoch", kind=kind, profile="mixed", order="full", num=PEER_SAMPLES
-                ),
+                partial(toolkit, "epoch", num=PEER_SAMPLES, **how),
                 target=60,
             )
         if atompack is None:
             continue
         atompack("write", kind=kind, compression="zstd")
+        theirs = partial(atompack, "epoch", kind=kind, compression="zstd")
         for profile, codec in (("balanced", "zstd"), ("fast", "lz4")):
             sides.ours("write", kind=kind, profile=profile)
             for order in ("block", "full"):
+                aimed = (profile, order) == ("balanced", "block")
                 yield alternated(
                     f"{order} shuffle, {profile} ({codec}), {_label(kind)}",
-                    lambda kind=kind, profile=profile, order=order: sides.ours(
-                        "epoch", kind=kind, profile=profile, order=order
-                    ),
+                    partial(ours, profile=profile, order=order),
                     "atompack zstd, full shuffle",
-                    lambda kind=kind: atompack("epoch", kind=kind, compression="zstd"),
-                    target=4 if (profile, order) == ("balanced", "block") else 0,
-                    note="" if (profile, order) == ("balanced", "block") else "no target",
+                    theirs,
+                    target=4 if aimed else 0,
+                    note="" if aimed else "no target",
                 )
     sides.ours("close")
 
 
-def _sequential(sides: Sides) -> Iterator[Row]:
-    toolkit = sides.toolkit
-    if toolkit is None:
-        return
-    for kind in NUMBERS:
-        num = min(PEER_SAMPLES, NUMBERS[kind])
+def _sequential(sides: Sides, toolkit: Process) -> Iterator[Row]:
+    for kind, num in NUMBERS.items():
+        how = {"kind": kind, "profile": "raw", "order": "sequential"}
         yield alternated(
             f"sequential, raw, {_label(kind)}",
-            lambda kind=kind: sides.ours("epoch", kind=kind, profile="raw", order="sequential"),
+            partial(sides.ours, "epoch", **how),
             TOOLKIT,
-            lambda kind=kind, num=num: toolkit(
-                "epoch", kind=kind, profile="raw", order="sequential", num=num
-            ),
+            partial(toolkit, "epoch", num=min(PEER_SAMPLES, num), **how),
             target=100,
         )
 
 
 def _in_memory(sides: Sides, toolkit: Process) -> Iterator[Row]:
-    for kind in NUMBERS:
-        num = min(PEER_SAMPLES, NUMBERS[kind])
+    for kind, num in NUMBERS.items():
+        how = {"kind": kind, "profile": "raw", "order": "full", "memory": True}
         yield alternated(
             f"in memory, shuffled, {_label(kind)}",
-            lambda kind=kind: sides.ours(
-                "epoch", kind=kind, profile="raw", order="full", memory=True
-            ),
+            partial(sides.ours, "epoch", **how),
             TOOLKIT,
-            lambda kind=kind, num=num: toolkit(
-                "epoch", kind=kind, profile="raw", order="full", num=num, memory=True
-            ),
+            partial(toolkit, "epoch", num=min(PEER_SAMPLES, num), **how),
             target=150,
         )
         sides.ours("close")
         toolkit("close")
 
 
+def _first(start: Callable[[], Process | None], kind: str) -> Seconds:
+    side = start()
+    assert side is not None
+    found: Seconds = side("first", kind=kind, profile="raw")
+    side.close()
+    return found
+
+
 def _small(sides: Sides, toolkit: Process) -> Iterator[Row]:
     for kind in NUMBERS:
         yield alternated(
             f"reader.read(i), raw, {_label(kind)}",
-            lambda kind=kind: sides.ours("one", kind=kind, profile="raw"),
+            partial(sides.ours, "one", kind=kind, profile="raw"),
             TOOLKIT,
-            lambda kind=kind: toolkit("one", kind=kind, profile="raw"),
+            partial(toolkit, "one", kind=kind, profile="raw"),
             target=100,
             per=1,
         )
-
-    def first(start: Callable[[], Process | None], kind: str) -> Seconds:
-        side = start()
-        assert side is not None
-        found: Seconds = side("first", kind=kind, profile="raw")
-        side.close()
-        return found
-
     for kind in NUMBERS:
         yield alternated(
             f"first batch, new process, raw, {_label(kind)}",
-            lambda kind=kind: first(sides.start_ours, kind),
+            partial(_first, sides.start_ours, kind),
             TOOLKIT,
-            lambda kind=kind: first(sides.start_toolkit, kind),
+            partial(_first, sides.start_toolkit, kind),
             target=10,
             warm=False,
             per=1,
         )
-    for name, work in (
+    for call, work in (
         ("construct", "AtomicData(...), a sample of A"),
         ("join", f"Batch.from_data_list, a sample of {BATCH}"),
     ):
         yield alternated(
-            work,
-            lambda name=name: sides.ours("sample")[name],
-            TOOLKIT,
-            lambda name=name: toolkit("sample")[name],
-            target=4,
-            per=1,
+            work, partial(sides.ours, call), TOOLKIT, partial(toolkit, call), target=4, per=1
         )
 
 

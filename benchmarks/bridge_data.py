@@ -1,6 +1,6 @@
 """Data of ``benchmarks/bridge.py``, and how its processes are asked.
 
-Needs NumPy alone: it is imported in every peer's interpreter. Data lie as one
+Needs NumPy and torch alone: it is imported in every peer's interpreter. Data lie as one
 ``.npy`` file a field, mapped by all processes, so that all hold the same numbers.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 BATCH = 64
 LEVELS = {
@@ -96,6 +97,24 @@ def load(root: Path, kind: str) -> Arrays:
         path.stem: np.load(path, mmap_mode="r")
         for path in sorted(folder_of(root, kind).glob("*.npy"))
     }
+
+
+def sample_fields(root: Path, num: int = 256) -> list[dict[str, Any]]:
+    """Tensors of the first samples of data A, each of its own."""
+    arrays = load(root, "A")
+    ptr = arrays["atoms_ptr"]
+    found = []
+    for i in range(num):
+        atoms = slice(ptr[i], ptr[i + 1])
+        rows = {"atom": atoms, "system": slice(i, i + 1)}
+        found.append(
+            {
+                name: torch.from_numpy(np.array(values[rows[LEVELS[name]]]))
+                for name, values in arrays.items()
+                if name in LEVELS
+            }
+        )
+    return found
 
 
 def timed(run: Callable[[], int]) -> dict[str, float]:

@@ -6,12 +6,14 @@ import cProfile
 import io
 import pstats
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from alchemi_xr._typing import Level
 from alchemi_xr.data import AtomicData, Batch
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.datapipes import (
@@ -21,7 +23,17 @@ from alchemi_xr.data.datapipes import (
     InMemoryDataset,
 )
 from alchemi_xr.store.writer import StoreWriter
-from benchmarks.bridge_data import BATCH, LEVELS, PROBE, count, digest, load, serve, timed
+from benchmarks.bridge_data import (
+    BATCH,
+    LEVELS,
+    PROBE,
+    count,
+    digest,
+    load,
+    sample_fields,
+    serve,
+    timed,
+)
 
 
 class Ours:
@@ -40,7 +52,7 @@ class Ours:
             np.asarray(arrays["atoms_ptr"]),
             np.asarray(arrays["edges_ptr"]),
             fields,
-            {name: LEVELS[name] for name in fields},
+            {name: cast(Level, LEVELS[name]) for name in fields},
         )
         writer = StoreWriter(self._path(kind, profile, times), profile)
         writer.write(block)
@@ -120,22 +132,27 @@ class Ours:
 
         return timed(run)
 
-    def sample(self, num: int = 256) -> dict[str, dict[str, float]]:
-        """``AtomicData(...)`` and ``Batch.from_data_list``, a sample of data A."""
-        fields = sample_fields(self.root, num)
-        samples = [AtomicData(**given) for given in fields]
+    def construct(self) -> dict[str, float]:
+        """``AtomicData(...)`` of samples of data A."""
+        fields = sample_fields(self.root)
 
-        def construct() -> int:
+        def run() -> int:
             for given in fields:
                 AtomicData(**given)
-            return num
+            return len(fields)
 
-        def join() -> int:
-            for start in range(0, num, BATCH):
+        return timed(run)
+
+    def join(self) -> dict[str, float]:
+        """``Batch.from_data_list`` of the same."""
+        samples = [AtomicData(**given) for given in sample_fields(self.root)]
+
+        def run() -> int:
+            for start in range(0, len(samples), BATCH):
                 Batch.from_data_list(samples[start : start + BATCH])
-            return num
+            return len(samples)
 
-        return {"construct": timed(construct), "join": timed(join)}
+        return timed(run)
 
     def copy(self, kind: str, row_bytes: int) -> float:
         """Bytes a second of plain copies of whole batches into one buffer."""
@@ -155,12 +172,12 @@ class Ours:
 
     def layers(self, kind: str, profile: str) -> dict[str, dict[str, float]]:
         """The same batches at each height of the path, the lower ones inside the higher."""
-        dataset = Dataset(self._reader(kind, profile), device="cpu", skip_validation=True)
-        reader = dataset.reader
+        reader = self._reader(kind, profile)
+        dataset = Dataset(reader, device="cpu", skip_validation=True)
         order = np.random.default_rng(0).permutation(len(reader))
         parts = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
 
-        def each(call: Callable[[np.ndarray], Any]) -> Callable[[], int]:
+        def each(call: Callable[[Any], Any]) -> Callable[[], int]:
             def run() -> int:
                 for part in parts:
                     call(part)
@@ -175,7 +192,7 @@ class Ours:
         }
         for factor in (0, 2, 16):
             loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, prefetch_factor=factor)
-            runs[f"DataLoader, prefetch_factor={factor}"] = lambda loader=loader: count(loader)
+            runs[f"DataLoader, prefetch_factor={factor}"] = partial(count, loader)
         for run in runs.values():
             run()
         found = {name: [timed(run) for _ in range(3)] for name, run in runs.items()}
@@ -203,37 +220,11 @@ class Ours:
         return lines
 
 
-def sample_fields(root: Path, num: int) -> list[dict[str, torch.Tensor]]:
-    """Tensors of the first samples of data A."""
-    arrays = load(root, "A")
-    ptr = arrays["atoms_ptr"]
-    return [
-        {
-            name: torch.from_numpy(
-                np.array(
-                    values[ptr[i] : ptr[i + 1]] if LEVELS[name] == "atom" else values[i : i + 1]
-                )
-            )
-            for name, values in arrays.items()
-            if name in LEVELS
-        }
-        for i in range(num)
-    ]
-
-
 def _calls(root: Path) -> dict[str, Callable[..., Any]]:
     ours = Ours(root)
     names = (
-        "write",
-        "digest",
-        "epoch",
-        "close",
-        "one",
-        "first",
-        "sample",
-        "copy",
-        "layers",
-        "profile",
+        *("write", "digest", "close", "epoch", "one", "first", "construct", "join"),
+        *("copy", "layers", "profile"),
     )
     return {name: getattr(ours, name) for name in names}
 

@@ -17,7 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.bridge_data import BATCH, LEVELS, PROBE, Arrays, count, digest, load, serve, timed
+from benchmarks.bridge_data import (
+    BATCH,
+    LEVELS,
+    PROBE,
+    Arrays,
+    count,
+    digest,
+    load,
+    sample_fields,
+    serve,
+    timed,
+)
 
 Calls = dict[str, Callable[..., Any]]
 
@@ -98,34 +109,25 @@ def toolkit(root: Path) -> Calls:
 
         return timed(run)
 
-    def sample(num: int = 256) -> dict[str, dict[str, float]]:
-        arrays = load(root, "A")
-        ptr = arrays["atoms_ptr"]
-        fields = [
-            {
-                name: torch.from_numpy(
-                    np.array(
-                        values[ptr[i] : ptr[i + 1]] if LEVELS[name] == "atom" else values[i : i + 1]
-                    )
-                )
-                for name, values in arrays.items()
-                if name in LEVELS
-            }
-            for i in range(num)
-        ]
-        samples = [AtomicData(**given) for given in fields]
+    def construct() -> dict[str, float]:
+        fields = sample_fields(root)
 
-        def construct() -> int:
+        def run() -> int:
             for given in fields:
                 AtomicData(**given)
-            return num
+            return len(fields)
 
-        def join() -> int:
-            for start in range(0, num, BATCH):
+        return timed(run)
+
+    def join() -> dict[str, float]:
+        samples = [AtomicData(**given) for given in sample_fields(root)]
+
+        def run() -> int:
+            for start in range(0, len(samples), BATCH):
                 Batch.from_data_list(samples[start : start + BATCH])
-            return num
+            return len(samples)
 
-        return {"construct": timed(construct), "join": timed(join)}
+        return timed(run)
 
     return {
         "digest": probe,
@@ -133,7 +135,8 @@ def toolkit(root: Path) -> Calls:
         "close": close,
         "one": one,
         "first": first,
-        "sample": sample,
+        "construct": construct,
+        "join": join,
     }
 
 
