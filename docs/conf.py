@@ -29,6 +29,7 @@ ROOMS = {
     "alchemi_xr.plan": "How much, where, in what order",
     "alchemi_xr.store": "What is on disk and when it is true",
     "alchemi_xr.ragged": "xarray, kept true",
+    "alchemi_xr.analysis": "what people compute from structures and trajectories",
     "alchemi_xr.data": "What a sample is",
     "alchemi_xr.data.datapipes": "Storage to device",
     "alchemi_xr.models": "Energies and forces",

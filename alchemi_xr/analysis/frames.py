@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import IntArray, NDArray
-from alchemi_xr.analysis.cells import complete_cells, periodicity, symbols
+from alchemi_xr.analysis.cells import complete_cells, masses_of, periodicity, symbols
 from alchemi_xr.analysis.species import need
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import ConfigError, FieldError
@@ -85,8 +85,13 @@ class Frames:
         """A per-atom vector of some atoms, float64 [atoms, 3, frames]."""
         out: NDArray = np.empty((slab.stop - slab.start, 3, len(self)))
         at = 0
-        for block in self.blocks((name,)):
-            values = block[name].reshape(-1, self.atoms, 3)[:, slab]
+        names: tuple[str, ...] = (name,)
+        if name == "velocities" and name not in self.ds.variables:
+            names = ("momenta", "atomic_masses", "atomic_numbers")
+        for block in self.blocks(names):
+            values = block[names[0]].reshape(-1, self.atoms, 3)[:, slab]
+            if len(names) > 1:
+                values = values / masses_of(block).reshape(-1, self.atoms, 1)[:, slab]
             out[:, :, at : at + len(values)] = values.transpose(1, 2, 0)
             at += len(values)
         return out
@@ -110,30 +115,25 @@ class Frames:
         if scheme not in ("fractional", "toroidal"):
             raise ConfigError("unwrap", f"{scheme!r} is no scheme", expected="'fractional' …")
         out: NDArray = np.empty((slab.stop - slab.start, 3, len(self)))
-        path = _Path(scheme)
-        cells, at = np.zeros((3, 3)), 0
+        path = _Path(scheme, self._mean_cell() if scheme == "fractional" else None)
+        at = 0
         # A few frames at a time: all that is made on the way stays in the processor's cache.
         step = max(1, _CACHE_BYTES // (24 * max(1, len(out))))
         for block in self.blocks(("positions", "cell", "pbc")):
             cell, pbc = periodicity(block)
             x = block["positions"].reshape(-1, self.atoms, 3)[:, slab]
             full = complete_cells(cell, pbc, at) if pbc.any() else None
-            if full is not None:
-                cells += full.sum(axis=0)
             for start in range(0, len(x), step):
                 cut = slice(start, start + step)
                 part = x[cut].astype(np.float64)
+                if not np.isfinite(part.sum()):
+                    raise FieldError(
+                        "trajectory", "positions are not finite", mend="leave such frames out"
+                    )
                 if full is not None:
                     part = path.follow(part, full[cut], pbc[cut])
                 out[:, :, at : at + len(part)] = part.transpose(1, 2, 0)
                 at += len(part)
-        if not np.isfinite(out).all():
-            raise FieldError("trajectory", "positions are not finite", mend="leave such frames out")
-        if path.last is not None and scheme == "fractional":
-            mean = (cells / len(self)).T
-            width = max(1, _CACHE_BYTES // (24 * max(1, len(self))))
-            for a in range(0, len(out), width):
-                out[a : a + width] = mean @ out[a : a + width]
         if path.largest > 0.45:
             warnings.warn(
                 f"atoms move by up to {path.largest:.2f} of the cell between frames: which way they "
@@ -142,18 +142,26 @@ class Frames:
             )
         return out
 
+    def _mean_cell(self) -> NDArray:
+        """Mean of the cells of all frames, one that is missing or open completed."""
+        total = np.zeros((3, 3))
+        for block in self.blocks(("cell", "pbc")):
+            total += complete_cells(*periodicity(block)).sum(axis=0)
+        return total / len(self)
+
 
 class _Path:
     """Continuous positions of atoms, frame after frame."""
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, mean: NDArray | None) -> None:
         self.fractional = scheme == "fractional"
+        self.mean = mean
         self.last: NDArray | None = None
         self.made: NDArray | None = None
         self.largest = 0.0
 
     def follow(self, x: NDArray, cell: NDArray, pbc: NDArray) -> NDArray:
-        """The next frames [f, a, 3], fractional or Cartesian as the scheme has it."""
+        """The next frames, [f, a, 3]."""
         if not len(x) or not x.shape[1]:
             return x
         same = bool((cell == cell[0]).all())
@@ -177,7 +185,7 @@ class _Path:
         step[0] += state[0] if self.made is None else self.made
         np.cumsum(step, axis=0, out=step)
         self.last, self.made = state[-1].copy(), step[-1].copy()
-        return step
+        return step if self.mean is None else _times(step, self.mean[None])
 
 
 def _times(x: NDArray, matrix: NDArray) -> NDArray:

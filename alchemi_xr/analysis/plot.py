@@ -35,7 +35,6 @@ _STYLE = {
     "legend.frameon": False,
     "font.size": 10,
 }
-MOST_LINES = 7
 
 
 def draw(result: xr.Dataset | xr.DataArray, *, ax: Any = None, **options: Any) -> Any:
@@ -96,10 +95,10 @@ def _lines(ax: Any, x: xr.DataArray, curves: xr.DataArray, dim: str, order: Any 
     labels = curves[dim].values
     at = np.arange(len(labels)) if order is None else np.argsort(-np.asarray(order), kind="stable")
     good = [k for k in at if np.isfinite(curves.isel({dim: k}).values).any()]
-    for k in good[:MOST_LINES]:
-        ax.plot(x.values, curves.isel({dim: k}).values, label=str(labels[k]))
-    if len(good) > MOST_LINES:
-        ax.plot([], [], " ", label=f"… {len(good) - MOST_LINES} more")
+    for k, color in zip(good, COLORS, strict=False):
+        ax.plot(x.values, curves.isel({dim: k}).values, label=str(labels[k]), color=color)
+    if len(good) > len(COLORS):
+        ax.plot([], [], " ", label=f"… {len(good) - len(COLORS)} more")
     if len(good) > 4:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
     elif len(labels) > 1:
@@ -158,9 +157,9 @@ def _vacf(result: xr.Dataset, ax: Any, *, what: str = "spectrum") -> None:
     ax.set(xlabel=_label(x), ylabel=f"spectrum ({_unit(result.spectrum.attrs['units'])})")
     total = np.cumsum(np.abs(result.spectrum.isel(element=0).values))
     if total[-1] > 0:
-        # What lies above has next to nothing of the whole.
-        last = int(np.searchsorted(total, 0.999 * total[-1]))
-        ax.set_xlim(0, 1.15 * float(x[min(last, len(x) - 1)]))
+        # What lies far above has next to nothing of the whole.
+        last = int(np.searchsorted(total, 0.98 * total[-1]))
+        ax.set_xlim(0, 1.4 * float(x[min(last, len(x) - 1)]))
 
 
 def _rmsd(result: xr.DataArray, ax: Any) -> None:

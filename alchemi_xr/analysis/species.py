@@ -33,7 +33,8 @@ def sample_coords(ds: xr.Dataset) -> dict[Any, Any]:
     """Coordinates of a result with one value a sample; the time is among them."""
     coords = {n: c.variable for n, c in ds.coords.items() if c.dims == ("sample",)}
     if "time" in ds.variables and ds.variables["time"].dims == ("sample",):
-        coords["time"] = ds.variables["time"]
+        var = ds.variables["time"]
+        coords["time"] = xr.Variable(var.dims, var.data, {"units": "fs", **var.attrs})
     return coords
 
 

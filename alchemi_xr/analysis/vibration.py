@@ -41,7 +41,7 @@ def vacf(
     Parameters
     ----------
     ds : Dataset
-        Ragged, with ``velocities``; the samples are frames of one system, or of
+        Ragged, with ``velocities`` (or ``momenta``); the samples are frames of one system, or of
         several told apart by ``by``.
     by : str
     time_step : float, optional
@@ -67,7 +67,9 @@ def vacf(
     if max_lag is not None and max_lag < 2:
         raise ConfigError("vacf", "max_lag is too short", found=max_lag, expected=">= 2")
     parts, labels = [], []
-    for label, frames in iter_systems(ds, ("velocities",), "vacf", by, time_step):
+    source = "momenta" if "momenta" in ds.variables else "velocities"
+    source = "velocities" if "velocities" in ds.variables else source
+    for label, frames in iter_systems(ds, (source,), "vacf", by, time_step):
         parts.append(_one(frames, max_lag, mass_weighted, window))
         labels.append(label)
     if len(parts) == 1:

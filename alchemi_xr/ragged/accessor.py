@@ -313,7 +313,8 @@ class RaggedAccessor:
             Variable over ``sample`` that names the system.
         time : str, optional
             Variable that holds the time; by default ``time``, ``step``, ``frame``
-            or ``frame_index``, whichever is there first. Frames come in its order.
+            or ``frame_index``, whichever is there first. Frames come in its order; ``time``
+            without a unit is in fs.
         time_step : float, optional
             fs between frames where there is no such variable, fs of one step
             where it counts steps.

@@ -165,4 +165,7 @@ def times(
     if found != "time" and time_step is not None:
         return values * time_step, {"long_name": "time", "units": "fs"}, found
     attrs = {str(k): v for k, v in var.attrs.items() if k in ("units", "long_name")}
+    if found == "time":
+        # Public times are in fs; a store says so only where it uses another unit.
+        attrs.setdefault("units", "fs")
     return values, attrs, found

@@ -20,6 +20,10 @@ def test_vacf_is_the_loop(store, chunks):
     np.testing.assert_allclose(out.vacf.sel(element="O"), want / want[0], rtol=1e-9, atol=1e-12)
     with pytest.raises(ConfigError, match="window"):
         analysis.vacf(ds, window="box")
+    mass = np.array([1.008, 15.999, 1.008, 1.008])
+    other = store(np.zeros((30, 4, 3)), [1, 8, 1, 1], momenta=v * mass[:, None], chunks=chunks)
+    same = analysis.vacf(other, mass_weighted=False, max_lag=20)
+    np.testing.assert_allclose(same.vacf, out.vacf, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.physics

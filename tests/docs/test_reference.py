@@ -20,6 +20,7 @@ ROOMS = [
     "alchemi_xr.store",
     "alchemi_xr.plan",
     "alchemi_xr.ragged",
+    "alchemi_xr.analysis",
     "alchemi_xr.etl",
     "alchemi_xr.models",
     "alchemi_xr.dynamics",
