@@ -28,7 +28,7 @@ from alchemi_xr.ragged.select import take
 
 __all__ = ["SLAB_BYTES", "Frames", "correlate", "fast_length", "iter_systems"]
 
-SLAB_BYTES = 96 * 2**20
+SLAB_BYTES = 64 * 2**20
 """Bytes of the time series held at once."""
 _CACHE_BYTES = 2**20
 

@@ -101,7 +101,7 @@ def _lines(ax: Any, x: xr.DataArray, curves: xr.DataArray, dim: str, order: Any 
         ax.plot([], [], " ", label=f"… {len(good) - len(COLORS)} more")
     if len(good) > 4:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
-    elif len(labels) > 1:
+    elif good and len(labels) > 1:
         ax.legend()
 
 

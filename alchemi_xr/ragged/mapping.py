@@ -2,7 +2,7 @@
 
 One graph serves all: task k gets the samples of block k, loaded, and knows
 nothing of the others. A Dataset on Dask gives a lazy result; any other is cut
-into blocks of some megabytes and computed at once, in bounded memory.
+into blocks of a few megabytes and computed at once, in bounded memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from alchemi_xr.ragged.select import take
 
 __all__ = ["apply_blocks", "as_block", "map_blocks", "partition_of"]
 
-READ_BYTES = 16 * 2**20
+READ_BYTES = 4 * 2**20
 """Bytes of the widest field in a block, where the Dataset is not on Dask."""
 
 Rows = Literal["system", "atom", "edge", "block"]
