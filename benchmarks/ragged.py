@@ -48,6 +48,13 @@ def _write(path: str) -> Block:
     return block
 
 
+def _write_large(path: str) -> None:
+    ptr = counts_to_ptr(np.full(200_000, 10))
+    arrays = {"positions": np.zeros((2_000_000, 3), np.float32), "energy": np.zeros((200_000, 1))}
+    block = Block(ptr, np.zeros_like(ptr), dict(arrays), {"positions": "atom", "energy": "system"})
+    StoreWriter(path).write(block)
+
+
 def rows() -> Iterator[Row]:
     """The rows of ``make bench`` for this room."""
     folder = Path(tempfile.mkdtemp(prefix="alchemi_xr_bench_"))
@@ -67,6 +74,15 @@ def _rows(path: str) -> Iterator[Row]:
         lambda: xr.open_zarr(path, group="core", consolidated=False, chunks=None),
         # Ours reads two pointers and a mask besides.
         target=0.5,
+    )
+    large = path.replace("samples", "large")
+    _write_large(large)
+    yield compare(
+        "open a store of 200,000 samples (100 ms are promised)",
+        lambda: open_dataset(large),
+        "xarray.open_zarr(group='core'), without pointers",
+        lambda: xr.open_zarr(large, group="core", consolidated=False, chunks=None),
+        target=0.2,
     )
 
     def fmax(ds: xr.Dataset) -> xr.DataArray:

@@ -74,7 +74,7 @@ def test_200k_frames_stay_under_600_mb(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_no_result_depends_on_the_blocks(tmp_path_factory, data):
     from alchemi_xr.data.block import Block
     from alchemi_xr.data.csr import counts_to_ptr
