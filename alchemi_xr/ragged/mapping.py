@@ -98,7 +98,11 @@ def apply_blocks(
         out = np.asarray(func(as_block(block), *args), dtype=dtype)
         return out[None] if rows == "block" else out
 
-    out = _stack(kept, struct, sizes, call, (counts, *((n,) for n in tail)), np.dtype(dtype))
+    # The function by its name: to pickle it for a token takes as long as a block.
+    name = None if "<" in func.__qualname__ else (func.__module__, func.__qualname__)
+    token = (name or func, args, rows, np.dtype(dtype))
+    chunks = (counts, *((n,) for n in tail))
+    out = _stack(kept, struct, sizes, call, token, chunks, np.dtype(dtype))
     return out if lazy else out.compute()
 
 
@@ -112,6 +116,7 @@ def _stack(
     struct: Structure,
     sizes: tuple[int, ...],
     call: Callable[[xr.Dataset], Any],
+    token: Any,
     chunks: tuple[tuple[int, ...], ...],
     dtype: np.dtype[Any],
 ) -> Any:
@@ -119,7 +124,7 @@ def _stack(
     from dask.highlevelgraph import HighLevelGraph
 
     da: Any = dask.array
-    key, graph, inputs = _tasks(ds, struct, sizes, call)
+    key, graph, inputs = _tasks(ds, struct, sizes, call, token)
     zeros = (0,) * (len(chunks) - 1)
     graph = {(*k, *zeros): task for k, task in graph.items()}
     layer = HighLevelGraph.from_collections(key, graph, dependencies=inputs)
@@ -132,6 +137,7 @@ def _tasks(
     struct: Structure,
     sizes: tuple[int, ...],
     call: Callable[[xr.Dataset], Any],
+    token: Any,
 ) -> tuple[str, dict[Any, Any], list[Any]]:
     """Key, one task for each block, and the arrays that they depend on."""
     from dask.base import tokenize
@@ -155,7 +161,7 @@ def _tasks(
         attrs[name] = var.attrs
         keys[name] = (data.name, (0,) * (data.ndim - 1))
     shell = _Shell(arrays, attrs, whole, frozenset(ds.coords), dict(ds.attrs))
-    key = f"ragged-map-{tokenize(call, sizes, [x.name for x in inputs], struct.atoms_ptr)}"
+    key = f"ragged-map-{tokenize(token, sizes, [x.name for x in inputs], struct.atoms_ptr)}"
     graph: dict[Any, Any] = {}
     bounds = counts_to_ptr(np.asarray(sizes))
     for k, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -243,7 +249,7 @@ def map_blocks(
     shape = _template(ds, struct, call)
     names = [None] if isinstance(shape, xr.DataArray) else list(shape.variables)
     sizes, lazy = partition_of(ds, struct)
-    key, graph, inputs = _tasks(ds, struct, sizes, call)
+    key, graph, inputs = _tasks(ds, struct, sizes, call, call)
     variables: dict[Hashable, xr.Variable] = {}
     for name in names:
         var = shape.variable if name is None else shape.variables[name]
