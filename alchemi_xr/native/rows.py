@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,7 @@ class Gather:
         shift: IntArray | None = None,
         *,
         slot: int = 0,
+        empty: Callable[[tuple[int, ...], np.dtype[Any]], NDArray] = np.empty,
     ) -> list[NDArray]:
         """Arrays of their own, one a field.
 
@@ -137,9 +138,11 @@ class Gather:
         slot : int
             Rows that each sample has in the result of a ragged field, those behind
             its own being zero; 0 for no more than it has. No sample may have more.
+        empty : callable
+            Gives the memory of the results, from shape and dtype.
         """
         outs: list[NDArray] = [
-            np.empty((count, *field.rows.shape[1:]), field.rows.dtype)
+            empty((count, *field.rows.shape[1:]), field.rows.dtype)
             for field, count in zip(self.fields, counts, strict=True)
         ]
         if _rows is None:
@@ -148,7 +151,7 @@ class Gather:
             return outs
         samples = np.ascontiguousarray(samples, np.int64)
         table = self._table.copy()
-        table[:, 0] = [out.ctypes.data for out in outs]
+        table[:, 0] = [out.__array_interface__["data"][0] for out in outs]
         if shift is not None:
             shift = np.ascontiguousarray(shift, np.int64)
             table[[field.shifted for field in self.fields], 3] = shift.ctypes.data

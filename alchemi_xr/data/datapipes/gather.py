@@ -21,6 +21,7 @@ from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr, row_indices
 from alchemi_xr.data.datapipes.cache import PieceCache
+from alchemi_xr.data.datapipes.pool import BufferPool
 from alchemi_xr.native.rows import Field, Gather
 from alchemi_xr.store._compat import chunk_rows_of
 from alchemi_xr.store.mapped import map_rows
@@ -108,6 +109,7 @@ class Gatherer:
         self.names = [name for name in snapshot.fields if snapshot.group(name) != "text"]
         self._mapped: dict[str, Field | None] = {}
         self._plans: dict[tuple[str, ...], _Fields] = {}
+        self._pool = BufferPool()
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,7 +181,12 @@ class Gatherer:
             "edge": int(edges_ptr[-1]),
             "system": len(samples),
         }
-        outs = fields.gather(samples, [rows[fields.levels[n]] for n in fields.direct], -starts)
+        outs = fields.gather(
+            samples,
+            [rows[fields.levels[n]] for n in fields.direct],
+            -starts,
+            empty=self._pool.empty,
+        )
         arrays = dict(zip(fields.direct, outs, strict=True))
         if fields.others:
             arrays |= self._from_chunks(samples, fields.others).arrays
