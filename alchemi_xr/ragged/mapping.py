@@ -7,6 +7,7 @@ into blocks of a few megabytes and computed at once, in bounded memory.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -207,6 +208,8 @@ def _run(
     edges: Ptr | None,
     values: list[NDArray],
 ) -> Any:
+    # On a worker nobody else may have registered ``ds.ragged`` yet.
+    importlib.import_module("alchemi_xr.ragged.accessor")
     return call(shell.fill(start, atoms, edges, values))
 
 

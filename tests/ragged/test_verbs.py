@@ -408,3 +408,18 @@ def test_composed_selections_read_only_their_rows(path, monkeypatch):
     assert len(values) == int(out.num_atoms.sum())
     out.ragged.reduce("forces", "norm")
     assert read["forces"] == len(values)
+
+
+@pytest.mark.slow
+def test_blocks_run_on_workers_that_never_saw_the_accessor(path, block):
+    from distributed import Client, LocalCluster
+
+    ds = open_dataset(path, chunks=3)
+    sums = [loop(block, i)["positions"].sum(0) for i in range(10)]
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster),
+    ):
+        out = ds.ragged.map_blocks(lambda d: d.ragged.reduce("positions", "sum")).compute()
+        np.testing.assert_allclose(out, sums)
+        assert ds.ragged.to_padded().compute().positions.shape == (10, 7, 3)
