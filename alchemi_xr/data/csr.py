@@ -176,6 +176,8 @@ def as_index(selection: Any, length: int, *, where: str = "index") -> IntArray:
             where, "Unsupported index type: must be integer or bool", found=str(index.dtype)
         )
     index = index.astype(np.int64, copy=False).reshape(-1)
+    if len(index) and index.min() >= 0 and index.max() < length:
+        return index  # nothing negative, nothing to be said
     bad = (index < -length) | (index >= length)
     if bad.any():
         raise IndexRangeError(
