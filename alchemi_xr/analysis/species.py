@@ -91,6 +91,8 @@ def pairs_of(ds: xr.Dataset, pairs: Any) -> list[tuple[int, int]]:
             f"{pairs!r} names no pairs",
             expected="'elements', 'all', or such as [('O', 'H')]",
         ) from error
+    if not made or len({tuple(sorted(pair)) for pair in made}) < len(made):
+        raise ConfigError("pairs", f"{pairs!r} are none, or name one twice", expected="each once")
     return made
 
 

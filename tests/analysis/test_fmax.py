@@ -53,3 +53,24 @@ def test_neither_torch_nor_matplotlib_is_imported():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_no_samples_are_no_error(store, chunks):
+    full = store([np.zeros((2, 3))], forces=np.zeros((2, 3)), energy=[1.0], chunks=chunks)
+    ds = full.ragged.head(0)
+    for name in (
+        "angles",
+        "baseline",
+        "bond_lengths",
+        "composition",
+        "coordination",
+        "duplicates",
+        "fmax",
+        "rdf",
+        "statistics",
+    ):
+        getattr(analysis, name)(ds).compute()
+    assert ds.ragged.map_blocks(lambda d: d.energy * 2).shape == (0,)
+    assert ds.ragged.to_padded().forces.shape[0] == 0
+    assert len(ds.ragged.to_dataframe()) == 0
+    assert "samples  0" in repr(ds.ragged)

@@ -147,6 +147,10 @@ def test_wrong_input_is_named(store):
         analysis.rdf(ds, -1.0)
     with pytest.raises(ConfigError, match="'Q' is no element"):
         analysis.rdf(ds, pairs=[("Q", "H")])
+    with pytest.raises(ConfigError, match="name one twice"):
+        analysis.rdf(ds, pairs=[("O", "H"), ("H", "O")])
+    with pytest.raises(ConfigError, match="name one twice"):
+        analysis.rdf(ds, pairs=[])
     with pytest.raises(ConfigError, match="names no pairs"):
         analysis.rdf(ds, pairs="O")
     with pytest.raises(UnknownFieldError, match="positions"):
