@@ -8,6 +8,8 @@ part of the frames, and their time is scaled to all of them (stated in the note 
 Predicted before it was measured: fmax 20 times the ASE loop and 5 times MDAnalysis (reading
 bound); RDF at 6 Å 5 times MDAnalysis (the pair search of vesin, no arrays of pairs kept); MSD 5
 times (power spectra are summed, one transform back for all atoms).
+Measured at 20,000 frames on a busy 2-core machine: fmax 12 times MDAnalysis on a TRR file, 1.8
+times its arrays in memory, 27 times the ASE loop; RDF 11 to 20 and 27 to 50 times; MSD 3.4 times.
 """
 
 from __future__ import annotations
