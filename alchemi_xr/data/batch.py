@@ -473,6 +473,12 @@ class Batch(FlatFields):
 
     model_dump = to_dict
 
+    def to_pyg(self) -> Any:
+        """As a ``torch_geometric.data.Batch``; see ``alchemi_xr.data.pyg.to_pyg``."""
+        from alchemi_xr.data.pyg import to_pyg
+
+        return to_pyg(self)
+
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         for table in ("_fields", "_present"):

@@ -26,26 +26,26 @@
 
 /* -- copies -------------------------------------------------------------------- */
 
-/* Copy n ranges [starts[i], stops[i]) of rows of `width` bytes, one behind the other. */
-static void copy_ranges(char *target, const char *source, const int64_t *starts,
-                        const int64_t *stops, Py_ssize_t n, size_t width) {
-    for (Py_ssize_t i = 0; i < n; i++) {
-        size_t bytes = (size_t)(stops[i] - starts[i]) * width;
-        memcpy(target, source + (size_t)starts[i] * width, bytes);
-        target += bytes;
-    }
+/* Copy n ranges [starts[i], stops[i]) of rows of `width` bytes to rows targets[i] on. */
+static void copy_ranges(char *target, const int64_t *targets, const char *source,
+                        const int64_t *starts, const int64_t *stops, Py_ssize_t n,
+                        int64_t width) {
+    for (Py_ssize_t i = 0; i < n; i++)
+        memcpy(target + targets[i] * width, source + starts[i] * width,
+               (size_t)((stops[i] - starts[i]) * width));
 }
 
-/* copy_ranges(target, source, starts, stops, n, width): addresses and counts as ints. */
+/* copy_ranges(target, targets, source, starts, stops, n, width): addresses and counts. */
 static PyObject *rows_copy_ranges(PyObject *self, PyObject *args) {
-    unsigned long long target, source, starts, stops;
+    unsigned long long target, targets, source, starts, stops;
     Py_ssize_t n, width;
-    if (!PyArg_ParseTuple(args, "KKKKnn", &target, &source, &starts, &stops, &n, &width))
+    if (!PyArg_ParseTuple(args, "KKKKKnn", &target, &targets, &source, &starts, &stops, &n,
+                          &width))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    copy_ranges((char *)(uintptr_t)target, (const char *)(uintptr_t)source,
-                (const int64_t *)(uintptr_t)starts, (const int64_t *)(uintptr_t)stops, n,
-                (size_t)width);
+    copy_ranges((char *)(uintptr_t)target, (const int64_t *)(uintptr_t)targets,
+                (const char *)(uintptr_t)source, (const int64_t *)(uintptr_t)starts,
+                (const int64_t *)(uintptr_t)stops, n, width);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -243,7 +243,7 @@ failed:
 }
 
 static PyMethodDef methods[] = {
-    {"copy_ranges", rows_copy_ranges, METH_VARARGS, "Copy ranges of rows, one behind the other."},
+    {"copy_ranges", rows_copy_ranges, METH_VARARGS, "Copy ranges of rows, each to its place."},
     {"gather", rows_gather, METH_VARARGS, "Copy the rows of samples, of many fields."},
     {"map_files", rows_map_files, METH_VARARGS, "Map files one behind the other, read-only."},
     {NULL, NULL, 0, NULL},

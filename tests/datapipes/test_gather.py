@@ -104,16 +104,22 @@ def test_every_piece_is_read_once(block: Block, snapshot: Snapshot) -> None:
     )
 
 
-@given(st.lists(st.integers(0, 60), max_size=50), st.integers(1, 9))
-def test_cuts_cover_a_request_once(rows: list[int], size: int) -> None:
-    wanted = np.asarray(rows, dtype=np.int64)
-    out = np.full(len(rows), -1)
-    cuts = plan_cuts(wanted, size)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=30),
+    size=st.integers(1, 9),
+)
+def test_cuts_cover_a_request_once(ranges: list[tuple[int, int]], size: int) -> None:
+    starts = np.array([a for a, _ in ranges], dtype=np.int64)
+    stops = starts + np.array([n for _, n in ranges], dtype=np.int64)
+    targets = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
+    out = np.full(targets[-1], -1)
+    cuts = plan_cuts(starts, stops, targets[:-1], size)
     for cut in cuts:
         piece = np.arange(cut.piece * size, (cut.piece + 1) * size)
-        assert (out[cut.target] == -1).all()
-        out[cut.target] = piece[cut.source]
-    assert out.tolist() == rows
+        for a, b, place in zip(cut.starts, cut.stops, cut.targets, strict=True):
+            assert (out[place : place + b - a] == -1).all()
+            out[place : place + b - a] = piece[a:b]
+    assert out.tolist() == [row for a, b in zip(starts, stops, strict=True) for row in range(a, b)]
     assert len({cut.piece for cut in cuts}) == len(cuts)
 
 

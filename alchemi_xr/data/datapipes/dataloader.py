@@ -335,6 +335,22 @@ class DataLoader:
         finally:
             batches.close()
 
+    def iterate_part(self, part: int, parts: int) -> Generator[Batch, None, None]:
+        """Each ``parts``-th batch of the next iteration, from number ``part`` on.
+
+        For worker processes that share an iteration: the position here stays, so
+        ``set_epoch`` and ``set_epoch_step`` say what the next one gives.
+        """
+        epoch, step = self._next_epoch, self._next_step
+        self._forward_epoch(epoch)
+        plan = islice(self._index_batches(epoch, step), part, None, parts)
+        batches = self._read_ahead(plan) if self.prefetch_factor else self._read_now(plan)
+        try:
+            for batch in batches:
+                yield batch if self._transform is None else self._transform(batch)
+        finally:
+            batches.close()
+
     def _index_batches(self, epoch: int, skip: int) -> Iterator[Sequence[int]]:
         """Indices of each batch of an epoch, from batch ``skip`` on."""
         source = self._source()

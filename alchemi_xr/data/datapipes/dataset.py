@@ -6,7 +6,8 @@ made on it unless a sample transform asks for one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,28 @@ def _same(batch: Batch) -> Batch:
     return batch
 
 
+@contextmanager
+def _noting(text: str) -> Iterator[None]:
+    """Adds to an error what it happened to; a traceback out of a worker process shows it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(text)
+        raise
+
+
+def _few(indices: Sequence[int]) -> str:
+    shown = ", ".join(str(index) for index in indices[:8])
+    return shown if len(indices) <= 8 else f"{shown} … ({len(indices)})"
+
+
+def _cast(batch: Batch, dtype: torch.dtype) -> None:
+    """Floats of a batch in one dtype, in place."""
+    for name, value in list(batch):
+        if value.is_floating_point() and value.dtype != dtype:
+            batch[name] = value.to(dtype)
+
+
 class Dataset(PrefetchingDataset):
     """Samples of a reader as ``AtomicData`` and ``Batch`` on a device.
 
@@ -85,6 +108,9 @@ class Dataset(PrefetchingDataset):
         ``Batch -> Batch`` (told apart as in ``Compose``), applied on the device.
     fields : sequence of str, optional
         Read only these.
+    dtype : torch.dtype, optional
+        All fields of floating-point numbers come in it, energy too; the cast is made
+        once a batch, before the copy to the device.
 
     Raises
     ------
@@ -101,6 +127,7 @@ class Dataset(PrefetchingDataset):
         skip_validation: bool = False,
         transforms: Sequence[Callable[..., Any]] | None = None,
         fields: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_workers=num_workers)
         self.reader: Reader = as_reader(reader)
@@ -109,6 +136,14 @@ class Dataset(PrefetchingDataset):
             self.reader.reopen()
         self.device = resolve_device(device)
         self.skip_validation = skip_validation
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ArgumentTypeError(
+                "dtype",
+                "is no floating-point dtype of torch",
+                found=repr(dtype)[:60],
+                expected="torch.float32, torch.float64 …",
+            )
+        self.dtype = dtype
         self.fields = None if fields is None else list(fields)
         self._transform = compose(transforms, name="transforms")
         self._warned: set[tuple[str, torch.dtype]] = set()
@@ -182,7 +217,11 @@ class Dataset(PrefetchingDataset):
                 # A choice of fields may leave positions out: then nothing hangs on them.
                 if self.fields is None or "positions" in batch:
                     validate_batch(batch, indices, where=self.reader.where)
-                    match_dtypes(batch, self._warned, where=self.reader.where)
+                    if self.dtype is None:
+                        match_dtypes(batch, self._warned, where=self.reader.where)
+        if self.dtype is not None:
+            for batch in batches:
+                _cast(batch, self.dtype)
         return batches
 
     def _move(self, batch: Batch) -> Batch:
@@ -195,7 +234,7 @@ class Dataset(PrefetchingDataset):
         metadata = self.reader.read_metadata(positions)
         (batch,) = self._read([positions])
         with on_stream(stream):
-            loaded = self._transformed(self._move(batch), metadata)
+            loaded = self._transformed(self._move(batch), metadata, positions)
             event = record_event(stream)
         return Staged(loaded, event, Loaded.tensors)
 
@@ -207,20 +246,23 @@ class Dataset(PrefetchingDataset):
                 if self._transform is not None:
                     samples = self._transform.kind == "sample"
                     metadata = self.reader.read_metadata(indices) if samples else []
-                    ready = self._transformed(moved, metadata).batch
+                    ready = self._transformed(moved, metadata, indices).batch
                     assert ready is not None
                     moved = ready
                 staged.append(Staged(moved, record_event(stream), batch_tensors))
         return staged
 
-    def _transformed(self, batch: Batch, metadata: list[dict[str, Any]]) -> Loaded:
+    def _transformed(
+        self, batch: Batch, metadata: list[dict[str, Any]], indices: Sequence[int]
+    ) -> Loaded:
         if self._transform is None:
             return Loaded(batch, metadata)
         if self._transform.kind == "batch":
-            return Loaded(self._transform(batch), metadata)
-        pairs = [
-            self._transform(sample, about)
-            for sample, about in zip(batch.to_data_list(), metadata, strict=True)
-        ]
+            with _noting(f"in a transform of the batch of samples {_few(indices)}"):
+                return Loaded(self._transform(batch), metadata)
+        pairs = []
+        for index, sample, about in zip(indices, batch.to_data_list(), metadata, strict=True):
+            with _noting(f"in a transform of sample {index}"):
+                pairs.append(self._transform(sample, about))
         samples = [sample for sample, _ in pairs]
         return Loaded(Batch.from_data_list(samples), [about for _, about in pairs], samples)

@@ -19,10 +19,10 @@ import numpy as np
 
 from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
-from alchemi_xr.data.csr import counts_to_ptr, row_indices
+from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.datapipes.cache import PieceCache
 from alchemi_xr.data.datapipes.pool import BufferPool
-from alchemi_xr.native.rows import Field, Gather
+from alchemi_xr.native.rows import Field, Gather, copy_ranges
 from alchemi_xr.store._compat import chunk_rows_of
 from alchemi_xr.store.mapped import map_rows
 from alchemi_xr.store.reader import Snapshot
@@ -35,50 +35,63 @@ _PIECE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows that a request takes from one piece of an array.
+    """Ranges of rows that a request takes from one piece of an array.
 
     Parameters
     ----------
     piece : int
         Rows ``piece * size`` to ``(piece + 1) * size`` of the array.
-    source : slice or int64 array
-        Rows within the piece.
-    target : slice or int64 array
-        Rows of the result.
+    starts, stops : int64 arrays
+        Within the piece.
+    targets : int64 array
+        First row of each in the result.
     """
 
     piece: int
-    source: slice | IntArray
-    target: slice | IntArray
+    starts: IntArray
+    stops: IntArray
+    targets: IntArray
 
 
-def plan_cuts(rows: IntArray, size: int) -> list[Cut]:
-    """What to take from each piece of ``size`` rows, each piece once.
+def plan_cuts(starts: IntArray, stops: IntArray, targets: IntArray, size: int) -> list[Cut]:
+    """What ranges of rows take from each piece of ``size`` rows, each piece once.
+
+    Parameters
+    ----------
+    starts, stops : int64 arrays, [B]
+        Rows of each sample.
+    targets : int64 array, [B]
+        Where they go in the result.
+    size : int
 
     Examples
     --------
-    >>> plan_cuts(np.array([1, 2, 9]), 4)
-    [Cut(piece=0, source=slice(1, 3, None), target=slice(0, 2, None)), \
-Cut(piece=2, source=slice(1, 2, None), target=slice(2, 3, None))]
+    >>> cuts = plan_cuts(np.array([9, 3]), np.array([10, 6]), np.array([0, 1]), 4)
+    >>> [(c.piece, c.starts.tolist(), c.stops.tolist(), c.targets.tolist()) for c in cuts]
+    [(0, [3], [4], [1]), (1, [0], [2], [2]), (2, [1], [2], [0])]
     """
-    if len(rows) == 0:
+    first, last = starts // size, (stops - 1) // size
+    parts = np.where(stops > starts, last - first + 1, 0)
+    if not parts.any():
         return []
-    pieces = rows // size
-    order: IntArray | None = None
-    if bool((np.diff(pieces) < 0).any()):
-        order = np.argsort(pieces, kind="stable")
-        pieces = pieces[order]
-    breaks = np.flatnonzero(np.diff(pieces)) + 1
-    bounds = [0, *breaks.tolist(), len(rows)]
-    cuts = []
-    for begin, end in pairwise(bounds):
-        piece = int(pieces[begin])
-        target: slice | IntArray = slice(begin, end) if order is None else order[begin:end]
-        within = rows[target] - piece * size
-        first = int(within[0])
-        run = bool((np.diff(within) == 1).all())
-        cuts.append(Cut(piece, slice(first, first + len(within)) if run else within, target))
-    return cuts
+    if (parts == 1).all():
+        owner, piece = np.arange(len(starts)), first
+    else:
+        owner = np.repeat(np.arange(len(starts)), parts)
+        begins = counts_to_ptr(parts)[:-1]
+        piece = first[owner] + np.arange(len(owner)) - begins[owner]
+    low = np.maximum(starts[owner], piece * size)
+    high = np.minimum(stops[owner], (piece + 1) * size)
+    place = targets[owner] + low - starts[owner]
+    if (np.diff(piece) < 0).any():
+        order = np.argsort(piece, kind="stable")
+        piece, low, high, place = piece[order], low[order], high[order], place[order]
+    bounds = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(piece)]
+    return [
+        Cut(number, low[a:b] - number * size, high[a:b] - number * size, place[a:b])
+        for a, b in pairwise(bounds)
+        for number in (int(piece[a]),)
+    ]
 
 
 def piece_rows(snapshot: Snapshot, name: str) -> int:
@@ -256,9 +269,12 @@ def _from_pieces(
     snapshot: Snapshot, samples: IntArray, fields: Sequence[str], cache: PieceCache
 ) -> Block | None:
     """The block out of cached pieces; None when the pieces do not fit in the cache."""
-    atom_rows, atoms_ptr = row_indices(snapshot.atoms_ptr, samples)
-    edge_rows, edges_ptr = row_indices(snapshot.edges_ptr, samples)
-    rows: dict[Level, IntArray] = {"atom": atom_rows, "edge": edge_rows, "system": samples}
+    ranges: dict[Level, tuple[IntArray, IntArray, Ptr]] = {}
+    pointers: dict[Level, Ptr] = {"atom": snapshot.atoms_ptr, "edge": snapshot.edges_ptr}
+    for level, ptr in pointers.items():
+        starts, stops = ptr[samples], ptr[samples + 1]
+        ranges[level] = starts, stops, counts_to_ptr(stops - starts)
+    ranges["system"] = samples, samples + 1, np.arange(len(samples) + 1)
     levels = {name: snapshot.level(name) for name in fields}
     sizes = {name: piece_rows(snapshot, name) for name in fields}
     plans: dict[tuple[Level, int], list[Cut]] = {}
@@ -266,16 +282,25 @@ def _from_pieces(
     for name in fields:
         key = (levels[name], sizes[name])
         if key not in plans:
-            plans[key] = plan_cuts(rows[levels[name]], sizes[name])
+            starts, stops, new = ranges[levels[name]]
+            plans[key] = plan_cuts(starts, stops, new[:-1], sizes[name])
         tail, dtype = snapshot.tail(name), snapshot.dtype(name)
         row_bytes = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
         needed += len(plans[key]) * min(sizes[name], snapshot.schema.rows(name)) * row_bytes
         if needed > cache.limit:
             return None
     arrays = {
-        name: _take(snapshot, name, sizes[name], plans[levels[name], sizes[name]], rows, cache)
+        name: _take(
+            snapshot,
+            name,
+            sizes[name],
+            plans[levels[name], sizes[name]],
+            int(ranges[levels[name]][2][-1]),
+            cache,
+        )
         for name in fields
     }
+    atoms_ptr, edges_ptr = ranges["atom"][2], ranges["edge"][2]
     if "neighbor_list" in arrays:
         arrays["neighbor_list"] = _localised(
             arrays["neighbor_list"], snapshot.atoms_ptr[samples], edges_ptr
@@ -294,20 +319,20 @@ def _take(
     name: str,
     size: int,
     cuts: Sequence[Cut],
-    rows: dict[Level, IntArray],
+    rows: int,
     cache: PieceCache,
 ) -> NDArray:
     total = snapshot.schema.rows(name)
-    wanted = rows[snapshot.level(name)]
-    out: NDArray = np.empty((len(wanted), *snapshot.tail(name)), dtype=snapshot.dtype(name))
+    out: NDArray = np.empty((rows, *snapshot.tail(name)), dtype=snapshot.dtype(name))
     for cut in cuts:
         start = cut.piece * size
         stop = min(start + size, total)
 
         def load(start: int = start, stop: int = stop) -> NDArray:
-            return snapshot.read_rows(name, start, stop)
+            return np.ascontiguousarray(snapshot.read_rows(name, start, stop))
 
-        out[cut.target] = cache.get((name, cut.piece), load)[cut.source]
+        piece = cache.get((name, cut.piece), load)
+        copy_ranges(piece, cut.starts, cut.stops, out, cut.targets)
     return out
 
 

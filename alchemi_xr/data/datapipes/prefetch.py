@@ -7,6 +7,7 @@ on these. One read in the background serves ``ds[i]`` and ``get_batch`` alike.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import numpy as np
 from torch import Tensor
@@ -49,6 +51,20 @@ THREAD_PREFIX = "alchemi_xr-prefetch"
 
 #: Fused requests that may wait at once, as in nvalchemi-toolkit.
 FUSED_QUEUE = 2
+
+#: Datasets whose threads run: a forked process has none of these threads.
+_THREADED: WeakSet[PrefetchingDataset] = WeakSet()
+
+
+def _after_fork() -> None:
+    """In a forked child: forget threads that are not there, and what they would have read."""
+    for dataset in list(_THREADED):
+        dataset._forget()
+    _THREADED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(slots=True)
@@ -339,6 +355,13 @@ class PrefetchingDataset(ABC):
         self._batches.clear()
         self._fused.clear()
 
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Several samples as one Batch: what ``torch.utils.data.DataLoader`` asks for.
+
+        ``torch_compat.as_batch`` is the ``collate_fn`` for it.
+        """
+        return self.get_batch(indices)
+
     # -- life ------------------------------------------------------------------
 
     def close(self) -> None:
@@ -370,6 +393,10 @@ class PrefetchingDataset(ABC):
         }
         return {**self.__dict__, **kept}
 
+    def _forget(self) -> None:
+        self._executor = None
+        self._samples, self._batches, self._fused = {}, {}, deque()
+
     def _positions(self, indices: Any) -> list[int]:
         if not isinstance(indices, (Sequence, slice, range)) and not hasattr(indices, "__array__"):
             indices = list(indices) if isinstance(indices, Iterable) else indices
@@ -389,4 +416,5 @@ class PrefetchingDataset(ABC):
             return done
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.num_workers, THREAD_PREFIX)
+            _THREADED.add(self)
         return self._executor.submit(call, *arguments)
