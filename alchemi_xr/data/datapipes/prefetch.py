@@ -36,6 +36,7 @@ from alchemi_xr.errors import (
 
 __all__ = [
     "BLOCK_SAMPLES",
+    "FetchedSamples",
     "THREAD_PREFIX",
     "Loaded",
     "PrefetchingDataset",
@@ -92,6 +93,34 @@ class Loaded:
             yield from batch_tensors(self.batch)
         for sample in self.samples or ():
             yield from (v for v in sample.to_dict().values() if isinstance(v, Tensor))
+
+
+class FetchedSamples(Sequence[Any]):
+    """Samples of one read: their Batch, and the list of them for who asks for it.
+
+    Parameters
+    ----------
+    dataset : PrefetchingDataset
+    indices : sequence of int
+    """
+
+    def __init__(self, dataset: PrefetchingDataset, indices: Sequence[int]) -> None:
+        self._dataset = dataset
+        self._indices = list(indices)
+        self._samples: list[Any] | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """All of them as one Batch."""
+        return self._dataset.get_batch(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        if self._samples is None:
+            self._samples = self._dataset.read_many(self._indices)
+        return self._samples[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,12 +384,13 @@ class PrefetchingDataset(ABC):
         self._batches.clear()
         self._fused.clear()
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Several samples as one Batch: what ``torch.utils.data.DataLoader`` asks for.
+    def __getitems__(self, indices: Sequence[int]) -> FetchedSamples:
+        """Several samples of one read: what ``torch.utils.data.DataLoader`` asks for.
 
-        ``torch_compat.as_batch`` is the ``collate_fn`` for it.
+        A list of ``(AtomicData, metadata)`` to any ``collate_fn``;
+        ``torch_compat.as_batch`` takes the Batch behind it.
         """
-        return self.get_batch(indices)
+        return FetchedSamples(self, indices)
 
     # -- life ------------------------------------------------------------------
 

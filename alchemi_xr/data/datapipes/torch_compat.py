@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.datapipes.dataloader import DataLoader
+from alchemi_xr.data.datapipes.prefetch import FetchedSamples
 from alchemi_xr.data.pyg import to_edge_index_dict, to_pyg
 from alchemi_xr.errors import ArgumentTypeError
 
@@ -33,6 +34,8 @@ def as_batch(samples: Any) -> Batch:
     ArgumentTypeError
         Something else.
     """
+    if isinstance(samples, FetchedSamples):
+        return samples.batch
     if isinstance(samples, Batch):
         return samples
     if not isinstance(samples, Sequence) or isinstance(samples, str):
