@@ -344,7 +344,7 @@ class ArraySource:
                 values = values * np.asarray(conversion_factor(stated, chosen), values.dtype)
             piece.arrays[target] = values
             if target == "cell":
-                piece.present[target] = values.any(axis=(1, 2))
+                piece.present[target] = np.asarray(values.any(axis=(1, 2)), dtype=bool)
         return piece
 
 
