@@ -56,17 +56,23 @@ class AlchemiError(Exception):
         What was there and what should have been.
     mend : str, optional
         What the user can do.
+    message : str, optional
+        The whole text, instead of ``what``: torch's loader makes an error of a worker
+        process again with it, for classes that have a ``message``.
     """
 
     def __init__(
         self,
-        where: str,
-        what: str,
+        where: str = "",
+        what: str = "",
         *,
         found: object | None = None,
         expected: object | None = None,
         mend: str | None = None,
+        message: str | None = None,
     ) -> None:
+        if message is not None:
+            what = message
         self.where = str(where)
         self.what = what
         self.found = found

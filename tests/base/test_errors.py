@@ -60,3 +60,8 @@ def test_an_unknown_field_is_not_quoted_like_a_key_error() -> None:
 )
 def test_nearest(name: str, names: list[str], text: str) -> None:
     assert nearest(name, names) == text
+
+
+def test_made_again_from_its_message_alone() -> None:
+    error = errors.StoreError(message="Caught StoreError in a worker. Original text")
+    assert str(error).startswith("Caught StoreError in a worker")
