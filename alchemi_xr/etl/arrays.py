@@ -355,7 +355,7 @@ def _scan_file(job: tuple[ArraySource, int]) -> tuple[list[Table], list[Reject]]
     rejects: list[Reject] = []
     try:
         with source.open(number) as opened:
-            for key in opened.keys():
+            for key in opened.keys():  # noqa: SIM118 - a file, not a dict
                 where = f"{key}: " if key else ""
                 try:
                     table = survey(key, opened.arrays(key), source.meaning)

@@ -131,7 +131,7 @@ def test_an_empty_file_and_no_positions(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="empty"):
         convert(empty, tmp_path / "out.zarr", progress=False)
     path = pack(tmp_path / "in.npz", coords_of_mine=np.zeros((2, 1, 3)), Z=np.ones(1))
-    with pytest.raises(SourceError, match="no array is known as positions.*coords_of_mine"):
+    with pytest.raises(SourceError, match=r"no array is known as positions.*coords_of_mine"):
         convert(path, tmp_path / "out.zarr", progress=False)
 
 
