@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -280,7 +280,7 @@ class ArraySource:
         )
         step = max(1, min(self.frames, _STEP_BYTES // max(row, 1)))
         edges = [-1, *sorted(bad), table.frames]
-        for before, after in zip(edges[:-1], edges[1:], strict=True):
+        for before, after in pairwise(edges):
             for a in range(before + 1, after, step):
                 b = min(a + step, after)
                 part = table.counts[a:b]
