@@ -69,6 +69,11 @@ class _Entry:
         self.file: FileIO | None = file
         self.phase = phase
 
+    def __del__(self) -> None:
+        # What an error left behind: its stage is gone, and the file belongs to nobody.
+        if self.file is not None:
+            self.file.close()
+
     def take(self) -> FileIO | None:
         """The open file, which is the caller's to force and close."""
         file, self.file = self.file, None
