@@ -35,4 +35,4 @@ def test_every_name_answers(name):
 def test_other_names_do_not():
     with pytest.raises(AttributeError, match="no attribute 'Atoms'"):
         data.Atoms
-    assert "PackedMemmapLoader" not in data.__all__
+    assert "Atoms" not in data.__all__
