@@ -8,8 +8,6 @@ padded arrays; what is in memory is one offset and two counts a molecule.
 from __future__ import annotations
 
 import copy
-import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,14 +16,18 @@ import numpy as np
 
 from alchemi_xr._optional import import_optional
 from alchemi_xr._typing import IntArray, NDArray, PathLike
-from alchemi_xr.errors import ArgumentTypeError, ConfigError, SourceError, SourceNotFoundError
+from alchemi_xr.data.packed import PackedFiles, open_packed
+from alchemi_xr.errors import ArgumentTypeError, ConfigError, SourceError
 from alchemi_xr.native.rows import Field, Gather
 
 __all__ = ["PackedMemmapLoader", "split_loader"]
 
 _STATE_VERSION = 1
 _Output = Literal["numpy", "torch", "jax"]
-_RAW = {"Z_pack": "Z_pack.int32", "R_pack": "R_pack.f32", "F_pack": "F_pack.f32"}
+#: Attributes that come out of the files.
+_MAPPED = frozenset(
+    ["offsets", "n_atoms", "N", "Z_pack", "R_pack", "F_pack", "E", "Qtot", "_ragged", "_single"]
+)
 
 
 class PackedMemmapLoader:
@@ -105,28 +107,30 @@ class PackedMemmapLoader:
         self.shuffle, self.seed, self.output = shuffle, seed, output
         self.rng = np.random.default_rng(seed)
         _convert(output)  # a package that is missing is told now
-        self.offsets, self.n_atoms = _counts(self.path)
-        self.N = len(self.n_atoms)
-        atoms = int(self.offsets[-1])
-        self.Z_pack = _mapped(self.path / _RAW["Z_pack"], "<i4", (atoms,))
-        self.R_pack = _mapped(self.path / _RAW["R_pack"], "<f4", (atoms, 3))
-        self.F_pack = _mapped(self.path / _RAW["F_pack"], "<f4", (atoms, 3))
-        self.E = _mapped(self.path / "E.f64", "<f8", (self.N,))
-        self.Qtot = None
-        if (self.path / "Qtot.f64").exists():
-            self.Qtot = _mapped(self.path / "Qtot.f64", "<f8", (self.N,))
+        self._take(open_packed(self.path))
         self.indices: IntArray = np.arange(self.N, dtype=np.int64)
-        self._prepare()
         # The state of the generator before the epoch under way, and batches given of it.
         self._before: Any = None
         self._given = 0
         self._skip = 0
 
-    def _prepare(self) -> None:
+    def _take(self, files: PackedFiles) -> None:
+        self._files = files
+        self.offsets, self.n_atoms, self.N = files.offsets, files.n_atoms, len(files.n_atoms)
+        self.Z_pack, self.R_pack, self.F_pack = (files.arrays[name] for name in "ZRF")
+        self.E, self.Qtot = files.arrays["E"], files.arrays.get("Qtot")
         plain = [np.asarray(a) for a in (self.Z_pack, self.R_pack, self.F_pack)]
         singles = [np.asarray(a) for a in (self.E, self.n_atoms, self.Qtot) if a is not None]
         self._ragged = Gather([Field(rows, self.offsets) for rows in plain])
         self._single = Gather([Field(rows) for rows in singles])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the maps, which would carry the whole data.
+        return {k: v for k, v in self.__dict__.items() if k not in _MAPPED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._take(self._files)
 
     def __len__(self) -> int:
         """Number of molecules."""
@@ -283,7 +287,8 @@ class PackedMemmapLoader:
         return f"PackedMemmapLoader({str(self.path)!r}, {len(self)} of {self.N} molecules)"
 
     def _part(self, indices: IntArray, *, shuffle: bool, seed: int) -> PackedMemmapLoader:
-        made = copy.copy(self)  # the maps are shared
+        made = PackedMemmapLoader.__new__(PackedMemmapLoader)
+        made.__dict__.update(self.__dict__)  # the maps are shared
         made.indices, made.shuffle, made.seed = indices, shuffle, seed
         made.rng = np.random.default_rng(seed)
         made._before, made._given, made._skip = None, 0, 0
@@ -327,81 +332,6 @@ def split_loader(
     return (
         loader._part(indices[:count].copy(), shuffle=loader.shuffle, seed=seeds[0]),
         loader._part(indices[count:].copy(), shuffle=False, seed=seeds[1]),
-    )
-
-
-# -- files -----------------------------------------------------------------------
-
-
-def _counts(path: Path) -> tuple[IntArray, NDArray]:
-    """Offsets and numbers of atoms, checked against each other."""
-    offsets, n_atoms = (_array(path / f"{name}.npy") for name in ("offsets", "n_atoms"))
-    for name, values in (("offsets", offsets), ("n_atoms", n_atoms)):
-        if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise SourceError(
-                str(path / f"{name}.npy"),
-                "holds no whole numbers along one axis",
-                found=f"{values.dtype} {list(values.shape)}",
-            )
-    if len(offsets) != len(n_atoms) + 1:
-        raise SourceError(
-            str(path / "offsets.npy"),
-            "has not one number more than n_atoms.npy",
-            found=len(offsets),
-            expected=len(n_atoms) + 1,
-        )
-    offsets = np.ascontiguousarray(offsets, np.int64)
-    if offsets[0] != 0:
-        raise SourceError(
-            str(path / "offsets.npy"), "does not begin at 0", found=int(offsets[0]), expected=0
-        )
-    wrong = np.flatnonzero((np.diff(offsets) != n_atoms) | (n_atoms < 0))
-    if len(wrong):
-        first = int(wrong[0])
-        raise SourceError(
-            f"{path}, molecule {first}",
-            "offsets.npy and n_atoms.npy contradict each other",
-            found=f"offsets {offsets[first]} to {offsets[first + 1]}",
-            expected=f"{int(n_atoms[first])} atoms",
-            mend="write the folder anew",
-        )
-    return offsets, np.ascontiguousarray(n_atoms, np.int32)
-
-
-def _array(path: Path) -> NDArray:
-    try:
-        values: NDArray = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (ValueError, EOFError, OSError) as error:
-        raise SourceError(str(path), f"is no array of NumPy ({error})") from error
-    return values
-
-
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray:
-    expected = math.prod(shape) * np.dtype(dtype).itemsize
-    try:
-        size = os.path.getsize(path)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    if size != expected:
-        raise SourceError(
-            str(path),
-            f"{path.stem} size mismatch: expected {expected} bytes, got {size} bytes",
-            mend="copy the file again, or write the folder anew",
-        )
-    if size == 0:
-        return np.empty(shape, dtype)  # an empty file cannot be mapped
-    return np.memmap(path, dtype=dtype, mode="r", shape=shape)
-
-
-def _missing(path: Path) -> SourceNotFoundError:
-    if not path.parent.is_dir():
-        return SourceNotFoundError(str(path.parent), "no such folder of packed molecules")
-    return SourceNotFoundError(
-        str(path.parent),
-        f"{path.name} is missing",
-        expected=["offsets.npy", "n_atoms.npy", *_RAW.values(), "E.f64"],
     )
 
 

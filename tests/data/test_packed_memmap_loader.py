@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -292,3 +293,15 @@ def test_memory_does_not_follow_the_data(tmp_path: Path) -> None:
         )
         peaks.append(int(out.stdout))
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_a_pickle_carries_no_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "p", [9] * 400)
+    loader = PackedMemmapLoader(path, 4, seed=3)
+    next(loader.batches())
+    train, _ = split_loader(loader, 0.5)
+    sent = pickle.dumps(train)
+    assert len(sent) < 400 * 8
+    again = pickle.loads(sent)
+    for mine, theirs in zip(train.batches(), again.batches(), strict=True):
+        np.testing.assert_array_equal(mine["R"], theirs["R"])

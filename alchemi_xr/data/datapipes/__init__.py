@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alchemi_xr.data.datapipes.backends.base import Reader
+    from alchemi_xr.data.datapipes.backends.memmap import PackedMemmapReader
     from alchemi_xr.data.datapipes.backends.zarr import AtomicDataZarrReader, AtomicDataZarrWriter
     from alchemi_xr.data.datapipes.dataloader import DataLoader
     from alchemi_xr.data.datapipes.dataset import Dataset
@@ -34,6 +35,7 @@ __all__ = [
     "MultiDataset",
     "MultiDatasetBatchSampler",
     "MultiDatasetSampler",
+    "PackedMemmapReader",
     "Reader",
     "ZarrArrayConfig",
     "ZarrWriteConfig",
@@ -51,6 +53,7 @@ _HOME = {
     "MultiDataset": f"{_HERE}.multi",
     "MultiDatasetBatchSampler": f"{_HERE}.samplers",
     "MultiDatasetSampler": f"{_HERE}.samplers",
+    "PackedMemmapReader": f"{_HERE}.backends.memmap",
     "Reader": f"{_HERE}.backends.base",
     "ZarrArrayConfig": "alchemi_xr.store.codecs",
     "ZarrWriteConfig": "alchemi_xr.store.codecs",

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alchemi_xr.data.datapipes.backends.base import Reader
+    from alchemi_xr.data.datapipes.backends.memmap import PackedMemmapReader
     from alchemi_xr.data.datapipes.backends.zarr import AtomicDataZarrReader, AtomicDataZarrWriter
 
-__all__ = ["AtomicDataZarrReader", "AtomicDataZarrWriter", "Reader"]
+__all__ = ["AtomicDataZarrReader", "AtomicDataZarrWriter", "PackedMemmapReader", "Reader"]
 
 _HOME = {
     "AtomicDataZarrReader": "alchemi_xr.data.datapipes.backends.zarr",
     "AtomicDataZarrWriter": "alchemi_xr.data.datapipes.backends.zarr",
+    "PackedMemmapReader": "alchemi_xr.data.datapipes.backends.memmap",
     "Reader": "alchemi_xr.data.datapipes.backends.base",
 }
 
