@@ -74,6 +74,7 @@ sources = Registry(
         "npz": "alchemi_xr.etl.sources.npz:NpzSource",
         "hdf5": "alchemi_xr.etl.sources.hdf5:Hdf5Source",
         "deepmd": "alchemi_xr.etl.sources.deepmd:DeepmdSource",
+        "packed": "alchemi_xr.etl.sources.packed:PackedSource",
         "ase-db": "alchemi_xr.etl.sources.ase_db:AseDbSource",
         "ase": "alchemi_xr.etl.sources.ase_io:AseSource",
     },
