@@ -178,7 +178,7 @@ def test_a_file_that_was_cut_off(tmp_path: Path, file: str) -> None:
     assert (report.records, report.samples, report.rejected) == (2, 1, 1)
     assert "size mismatch" in report.rejects[0].reason
     np.save(folder / "n_atoms.npy", np.array([3, 3], np.int32))
-    with pytest.raises(SourceError, match="molecule 1: offsets.*contradict"):
+    with pytest.raises(SourceError, match="molecule 1: offsets"):
         convert(folder, tmp_path / "again.zarr", progress=False)
 
 
