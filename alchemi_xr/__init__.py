@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from alchemi_xr.campaign import Campaign
     from alchemi_xr.config import get_options, set_options
     from alchemi_xr.data import AtomicData, Batch
-    from alchemi_xr.etl import append, convert
+    from alchemi_xr.etl import append, convert, export
     from alchemi_xr.ragged import open_dataset
     from alchemi_xr.store import open_store
 
@@ -26,6 +26,7 @@ __all__ = [
     "__version__",
     "append",
     "convert",
+    "export",
     "get_options",
     "open_dataset",
     "open_store",
@@ -38,6 +39,7 @@ _HOME = {
     "Campaign": "alchemi_xr.campaign",
     "append": "alchemi_xr.etl",
     "convert": "alchemi_xr.etl",
+    "export": "alchemi_xr.etl",
     "get_options": "alchemi_xr.config",
     "open_dataset": "alchemi_xr.ragged",
     "open_store": "alchemi_xr.store",

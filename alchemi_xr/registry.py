@@ -13,7 +13,7 @@ from typing import Any
 
 from alchemi_xr.errors import ConfigError, nearest
 
-__all__ = ["Registry", "hooks", "models", "sources"]
+__all__ = ["Registry", "exports", "hooks", "models", "sources"]
 
 
 class Registry:
@@ -75,8 +75,22 @@ sources = Registry(
         "hdf5": "alchemi_xr.etl.sources.hdf5:Hdf5Source",
         "deepmd": "alchemi_xr.etl.sources.deepmd:DeepmdSource",
         "packed": "alchemi_xr.etl.sources.packed:PackedSource",
+        "table": "alchemi_xr.etl.sources.table:TableSource",
         "ase-db": "alchemi_xr.etl.sources.ase_db:AseDbSource",
         "ase": "alchemi_xr.etl.sources.ase_io:AseSource",
+    },
+)
+exports = Registry(
+    "alchemi_xr.exports",
+    {
+        "extxyz": "alchemi_xr.etl.exports.extxyz:ExtxyzExport",
+        "ase-db": "alchemi_xr.etl.exports.ase_db:AseDbExport",
+        "aselmdb": "alchemi_xr.etl.exports.ase_db:AseLmdbExport",
+        "npz": "alchemi_xr.etl.exports.npz:NpzExport",
+        "parquet": "alchemi_xr.etl.exports.table:ParquetExport",
+        "deepmd": "alchemi_xr.etl.exports.deepmd:DeepmdExport",
+        "packed": "alchemi_xr.etl.exports.packed:PackedExport",
+        "ase": "alchemi_xr.etl.exports.ase_io:AseExport",
     },
 )
 models = Registry(

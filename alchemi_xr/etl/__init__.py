@@ -11,6 +11,10 @@ from typing import Any
 
 _HOME = {
     "Checks": "transforms",
+    "Export": "exporting",
+    "ExportReport": "exporting",
+    "export": "exporting",
+    "ArraySource": "arrays",
     "ConvertReport": "report",
     "FieldObserver": "schema",
     "MaintainReport": "report",

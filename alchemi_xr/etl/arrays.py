@@ -22,7 +22,7 @@ import numpy as np
 from alchemi_xr._typing import BoolArray, IntArray, Level, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
-from alchemi_xr.data.fields import FIELDS, fill_for
+from alchemi_xr.data.fields import FIELDS, fill_for, resolve
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.elements import SYMBOLS
 from alchemi_xr.etl.names import NameMap
@@ -205,9 +205,13 @@ class ArraySource:
                 level = self.given_levels[name]
             elif spec is not None:
                 level = spec.level
+            elif _is_system_field(name, [t.shapes[name][0] for t in tables if name in t.shapes]):
+                # Frames of three atoms: a tensor of the system looks like one row an atom.
+                level = "system"
             else:
                 level = "atom" if per_atom[name] else "system"
-                if level == "atom" and len(widths[name]) == 1:
+                known = FIELDS.get(resolve(name))
+                if level == "atom" and len(widths[name]) == 1 and known is None:
                     guessed.append(name)
             target = self.names.target(meant if meant is not None else name, level).name
             if target in taken:
@@ -432,6 +436,12 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
     table = Table(key, frames, width, np.zeros(frames, np.int32), shapes)
     _count(table, arrays, roles, meaning)
     return table
+
+
+def _is_system_field(name: str, tails: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a name is that of a system's field, and its arrays have that field's shape."""
+    spec = FIELDS.get(resolve(name))
+    return spec is not None and spec.level == "system" and all(t == spec.tail for t in tails)
 
 
 def _count(

@@ -18,7 +18,6 @@ _ELSEWHERE = {
     ".xtc": "GROMACS XTC",
     ".trr": "GROMACS TRR",
     ".dcd": "DCD",
-    ".parquet": "Parquet",
 }
 
 

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from ase.build import molecule
+from ase.io import read, write
 from typer.testing import CliRunner
 
 from alchemi_xr.cli.main import app
@@ -164,3 +167,23 @@ def test_convert_needs_no_torch(tmp_path: Path, shared: Path) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "4"
+
+
+def test_export(tmp_path: Path) -> None:
+    write(tmp_path / "in.xyz", [molecule("H2O"), molecule("CH4")])
+    assert call("convert", "-q", tmp_path / "in.xyz", tmp_path / "in.zarr").exit_code == 0
+    store, out, report = tmp_path / "in.zarr", tmp_path / "out.npz", tmp_path / "r.json"
+    done = call("export", store, out, "--option", "pad_to=9", "--report", report)
+    assert done.exit_code == 0, done.output
+    assert json.loads(report.read_text())["samples"] == 2
+    with np.load(out) as pack:
+        assert pack["R"].shape == (2, 9, 3)
+    again = call("export", store, out)
+    assert again.exit_code == 1
+    assert "--overwrite" in again.stderr
+    assert call("export", store, tmp_path / "second.cif", "--sample", 1).exit_code == 0
+    assert len(read(tmp_path / "second.cif")) == 5
+    assert call("export", store, tmp_path / "all.cif").exit_code == 1
+    unknown = call("export", store, tmp_path / "out.nothing")
+    assert unknown.exit_code == 1
+    assert "--format" in unknown.stderr

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.conversion import convert
 from alchemi_xr.etl.sources.npz import NpzSource
-from alchemi_xr.store.reader import Snapshot
+from alchemi_xr.store.reader import Snapshot, open_store
 
 
 def whole(store: Snapshot) -> Any:
@@ -223,3 +223,22 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert 2 * 8 * np.prod(shape) > 60e6
     # One partition holds 16 MiB of input; views of the map are not copies.
     assert peak < 45e6
+
+
+def test_tensors_of_three_atoms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tensor, own = rng.normal(size=(2, 2, 3, 3))
+    np.savez(
+        tmp_path / "water.npz",
+        R=rng.normal(size=(2, 3, 3)),
+        Z=[8, 1, 1],
+        stress=tensor,
+        own=own,
+        charges=rng.normal(size=(2, 3)),
+    )
+    report = convert(tmp_path / "water.npz", tmp_path / "out.zarr", progress=False)
+    with open_store(tmp_path / "out.zarr") as store:
+        assert (store.level("stress"), store.level("charges")) == ("system", "atom")
+        np.testing.assert_array_equal(store.read_block([0, 1])["stress"], tensor)
+    # A name of one's own is a guess, and said to be one.
+    assert any("by their shape: 'own' (" in note for note in report.notes)

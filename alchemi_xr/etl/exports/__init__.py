@@ -1,0 +1,1 @@
+"""One format a module; they do not know each other. See ``etl.exporting``."""
