@@ -40,9 +40,20 @@ from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import locate
 from alchemi_xr.store.reader import open_store
 
-__all__ = ["Job", "Recipe", "build", "check_destination"]
+__all__ = ["Job", "Recipe", "build", "check_destination", "settle"]
 
 _HISTORY = 64
+
+
+def settle(path: Path) -> None:
+    """Make the second step of a swap whose process was killed after the first.
+
+    Until then the store is the folder that the job has built: one that begins there
+    anew would take it for its own remains.
+    """
+    if os.path.lexists(fs.journal_path(path)):
+        with Lease(locate(path)):
+            fs.finish_swap(path)
 
 
 def check_destination(dst: str | os.PathLike[str], *, overwrite: bool) -> Path:
@@ -70,6 +81,8 @@ def check_destination(dst: str | os.PathLike[str], *, overwrite: bool) -> Path:
     if path.is_symlink():
         # The store that it leads to is replaced, not the link.
         path = Path(os.path.realpath(path))
+    if path.parent.is_dir():
+        settle(path)
     if os.path.lexists(path):
         if not fs.looks_like_store(path):
             raise NotAStoreError(
@@ -130,6 +143,12 @@ class Job:
         lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
         lock.flush()
         self._lock = lock
+        try:
+            settle(self.destination)
+        except BaseException:
+            self._lock = None
+            lock.close()
+            raise
         return self
 
     def _open_lock(self) -> IO[str]:

@@ -35,7 +35,7 @@ from alchemi_xr.errors import (
 from alchemi_xr.plan.client import open_runner
 from alchemi_xr.plan.elsewhere import check_reach, open_job, scratch_path
 from alchemi_xr.plan.graph import Inputs
-from alchemi_xr.plan.job import Job, Recipe, build, check_destination
+from alchemi_xr.plan.job import Job, Recipe, build, check_destination, settle
 from alchemi_xr.plan.plan import plan_samples
 from alchemi_xr.plan.progress import open_progress
 from alchemi_xr.plan.tasks import PartResult
@@ -49,7 +49,6 @@ from alchemi_xr.ragged.conventions import (
     structure,
 )
 from alchemi_xr.ragged.select import take
-from alchemi_xr.store import fs
 from alchemi_xr.store.bulk import FieldLayout
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 from alchemi_xr.store.incoming import Incoming, fit, receive
@@ -522,7 +521,7 @@ def _inputs(
 
 def _is_there(place: Any) -> bool:
     if place.path is not None:
-        fs.finish_swap(place.path)
+        settle(place.path)
         if not place.path.exists():
             return False
         open_store(place).close()

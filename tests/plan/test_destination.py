@@ -12,6 +12,7 @@ import pytest
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import ConfigError, StoreError, StoreExistsError, StoreLockedError
 from alchemi_xr.plan.job import Job, check_destination
+from alchemi_xr.store import fs
 from alchemi_xr.store.reader import open_store
 from alchemi_xr.store.writer import StoreWriter
 
@@ -97,3 +98,40 @@ def test_jobs_that_come_and_go_never_meet(tmp_path):
         thread.join()
     assert not errors
     assert max(most) == 1
+
+
+@pytest.mark.parametrize("way", ["job", "check"])
+def test_a_swap_killed_between_its_renames_is_finished_first(store, monkeypatch, way):
+    # What a process leaves that dies there, where names cannot be exchanged.
+    monkeypatch.setattr(fs, "exchange", lambda first, second: False)
+    built = fs.sibling(store, "building") / "store"
+    shutil.copytree(store, built)
+    StoreWriter(built).append(open_store(store).read_block(slice(None)))
+    monkeypatch.setattr(fs, "rename", _die_at_the_second(fs.rename))
+    with pytest.raises(KeyboardInterrupt):
+        fs.swap(built, store, fs.previous_path(store))
+    monkeypatch.undo()
+    assert not store.exists()
+    assert open_store(store).num_samples == 2
+    # Another job begins there, finds what is no journal of its own, and fails.
+    if way == "job":
+        with pytest.raises(ConfigError), Job(store) as job:
+            job.clear()
+            raise ConfigError("x", "a bad record")
+    else:
+        with pytest.raises(StoreExistsError):
+            check_destination(store, overwrite=False)
+    assert open_store(store).num_samples == 2
+    assert store.exists()
+
+
+def _die_at_the_second(rename):
+    calls = []
+
+    def dying(old, new):
+        calls.append(new)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    return dying

@@ -12,11 +12,17 @@ import random
 import signal
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 CONFIG = {"profile": "fast", "core": {"chunk_size": 16}, "meta": {"chunk_size": 16}}
-STEPS = ("append", "append", "append", "delete", "delete", "add_custom", "add_custom", "defragment")
+STEPS = (
+    *("append", "append", "append", "delete", "delete"),
+    *("add_custom", "add_custom", "defragment", "merge", "merge"),
+)
+#: The samples of the other store that a merge takes beside those of this one.
+OTHER = list(range(5, 17))
 
 
 @dataclass
@@ -26,9 +32,18 @@ class Model:
     ids: list[int] = field(default_factory=list)
     alive: list[bool] = field(default_factory=list)
     customs: list[str] = field(default_factory=list)
+    merged: tuple[int, ...] | None = None
 
     def copy(self) -> Model:
-        return Model(list(self.ids), list(self.alive), list(self.customs))
+        return Model(list(self.ids), list(self.alive), list(self.customs), self.merged)
+
+
+def other_of(path) -> Path:
+    return Path(path).with_name("other.zarr")
+
+
+def merged_of(path) -> Path:
+    return Path(path).with_name("merged.zarr")
 
 
 def block_of(ids):
@@ -52,7 +67,7 @@ def begins_with_field(seed: int, number: int) -> bool:
     return number == 0 and seed % 20 == 5
 
 
-def step(model: Model, seed: int, number: int, writer=None) -> str:
+def step(model: Model, seed: int, number: int, writer=None, path=None) -> str:
     """One step on the model, and on the store where there is a writer; its name."""
     rng = random.Random(f"{seed}-{number}")
     name = "add_custom" if begins_with_field(seed, number) else rng.choice(STEPS)
@@ -76,11 +91,26 @@ def step(model: Model, seed: int, number: int, writer=None) -> str:
             model.alive[i] = False
     elif name == "add_custom":
         custom = f"tag_{seed}_{number}"
-        if len(model.customs) > seed // 4 and not begins_with_field(seed, number):
+        if len(model.customs) > 2 + seed // 16 and not begins_with_field(seed, number):
             return "nothing"
         if writer:
             writer.add_custom(custom, np.array(model.ids, dtype=float), "system")
         model.customs.append(custom)
+    elif name == "merge":
+        if writer:
+            from alchemi_xr.etl import merge
+
+            # In the place of the last one, which stays whole until this one is.
+            merge(
+                [path, other_of(path)],
+                merged_of(path),
+                config=CONFIG,
+                overwrite=True,
+                threads=1,
+                progress=False,
+            )
+        kept = [i for i, alive in zip(model.ids, model.alive, strict=True) if alive]
+        model.merged = (*kept, *OTHER)
     else:
         if writer:
             writer.defragment()
@@ -89,8 +119,9 @@ def step(model: Model, seed: int, number: int, writer=None) -> str:
     return name
 
 
-def differences(path, model: Model) -> str:
+def differences(path, model: Model, *, merged: bool = True) -> str:
     """What of the store is not as the model says; empty when all is."""
+    from alchemi_xr.errors import NotAStoreError, StoreNotFoundError
     from alchemi_xr.store import open_store
 
     with open_store(path) as snapshot:
@@ -110,6 +141,23 @@ def differences(path, model: Model) -> str:
             has = found.has(name)
             if not np.array_equal(found[name][has], found["energy"][has, 0]):
                 return f"other values of {name}"
+    if not merged:
+        return ""
+    try:
+        # Opening it, not looking for it: between two renames it has another name.
+        snapshot = open_store(merged_of(path))
+    except (StoreNotFoundError, NotAStoreError):
+        return "" if model.merged is None else "no merged store"
+    with snapshot:
+        if model.merged is None:
+            return "a merged store"
+        found = snapshot.read_block(slice(None))
+        wanted = block_of(list(model.merged))
+        if not all(
+            found[name].shape == wanted[name].shape and (found[name] == wanted[name]).all()
+            for name in wanted.names
+        ):
+            return "another merged store"
     return ""
 
 
@@ -137,11 +185,12 @@ def live(path: str, seed: int, mode: str, log: int) -> None:
     writer = StoreWriter(path)
     for number in range(10_000):
         os.write(log, f"begin {number}\n".encode())
-        step(model, seed, number, writer)
+        step(model, seed, number, writer, path)
         os.write(log, f"done {number}\n".encode())
 
 
 def main() -> None:
+    import alchemi_xr.etl.maintain
     import alchemi_xr.store.reader
     import alchemi_xr.store.writer  # noqa: F401
 

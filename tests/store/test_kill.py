@@ -77,6 +77,7 @@ def test_killed_two_hundred_times(life, zygote, tmp_path):
     path = tmp_path / "a.zarr"
     model = life.Model(list(range(30)), [True] * 30)
     StoreWriter(path, life.CONFIG).write(life.block_of(model.ids))
+    StoreWriter(life.other_of(path), life.CONFIG).write(life.block_of(life.OTHER))
     rng = random.Random(11)
     interrupted, committed = Counter(), Counter()
     for seed in range(1, KILLS + 1):
@@ -94,15 +95,16 @@ def test_killed_two_hundred_times(life, zygote, tmp_path):
         lines = log.read_text().split("\n")[:-1]
         assert not any(line.startswith("error") for line in lines), (seed, lines[-1])
         done = sum(line.startswith("done") for line in lines)
-        for number in range(done):
-            committed[life.step(model, seed, number)] += 1
+        steps = [life.step(model, seed, number) for number in range(done)]
+        committed.update(steps)
         following = model.copy()
         name = life.step(following, seed, done) if len(lines) > 2 * done else ""
         interrupted[name] += 1
-        before = life.differences(path, model)
+        merged = "merge" in (*steps, name)
+        before = life.differences(path, model, merged=merged)
         if before:
             assert name, (seed, before)
-            after = life.differences(path, following)
+            after = life.differences(path, following, merged=merged)
             assert not after, (seed, name, before, after)
             model = following
         if seed % 10 == 0:
@@ -110,6 +112,7 @@ def test_killed_two_hundred_times(life, zygote, tmp_path):
             assert report.ok, (seed, report)
     assert repair(path).clean
     assert not life.differences(path, model)
-    steps = ("append", "delete", "add_custom", "defragment")
+    assert verify(life.merged_of(path), checksums=True).ok
+    steps = ("append", "delete", "add_custom", "defragment", "merge")
     assert all(interrupted[name] >= 5 for name in steps), interrupted
     assert committed.total() > KILLS / 2

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import StaleSnapshotError
+from alchemi_xr.etl import sort
 from alchemi_xr.store import StoreWriter, open_store
 from alchemi_xr.store.verify import verify
 
@@ -103,6 +104,16 @@ def machine(make, blocks, same):
             self.writer.defragment()
             self.parts = [self.whole.take(np.flatnonzero(self.alive))]
             self.alive = [True] * self.parts[0].num_samples
+            self.rewrites += 1
+
+        @rule(ascending=st.booleans())
+        def sort(self, ascending):
+            sort(self.path, "num_atoms", ascending=ascending, threads=1, progress=False)
+            kept = self.whole.take(np.flatnonzero(self.alive))
+            counts = np.diff(kept.atoms_ptr)
+            order = np.argsort(counts if ascending else -counts, kind="stable")
+            self.parts = [kept.take(order)]
+            self.alive = [True] * kept.num_samples
             self.rewrites += 1
 
         @rule(level=st.sampled_from(["atom", "edge", "system"]))
