@@ -17,7 +17,16 @@ import numpy as np
 from alchemi_xr._typing import NDArray
 from alchemi_xr.etl.elements import SYMBOLS
 
-__all__ = ["Column", "ColumnSpec", "LineFault", "parse_columns", "parse_properties"]
+__all__ = [
+    "SYMBOL_NUMBERS",
+    "Column",
+    "ColumnSpec",
+    "LineFault",
+    "check_elements",
+    "out_name",
+    "parse_columns",
+    "parse_properties",
+]
 
 
 class LineFault(Exception):
@@ -104,7 +113,8 @@ def _symbol_table() -> NDArray:
     return table
 
 
-_SYMBOLS = _symbol_table()
+#: Atomic number by the two bytes of a symbol (a blank for the second of a short one).
+SYMBOL_NUMBERS = _symbol_table()
 _NUMBERS = {
     **{s.encode(): n for n, s in enumerate(SYMBOLS)},
     **{str(n).encode(): n for n in range(len(SYMBOLS))},
@@ -145,16 +155,37 @@ def parse_columns(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArra
         return {_out_name(c): _empty(c) for c in spec.columns}
     if not body.endswith(b"\n"):
         body += b"\n"
-    twice = spec.species is not None and any(c.name == "Z" for c in spec.columns)
-    if not twice:
-        return _in_range(_parse(body, lines, spec), spec)
+    if not _is_twice(spec):
+        return check_elements(_parse(body, lines, spec), spec)
     # Elements stand there as symbols and as numbers: they must say the same.
     apart = tuple(replace(c, name=_SECOND) if c.name == "Z" else c for c in spec.columns)
-    out = _parse(body, lines, replace(spec, columns=apart))
-    differ = np.flatnonzero(out["Z"] != out.pop(_SECOND))
-    if len(differ):
-        raise LineFault("species and Z name different elements", int(differ[0]), "Z")
-    return out
+    return check_elements(_parse(body, lines, replace(spec, columns=apart)), spec)
+
+
+def _is_twice(spec: ColumnSpec) -> bool:
+    return spec.species is not None and any(c.name == "Z" for c in spec.columns)
+
+
+def out_name(spec: ColumnSpec, column: Column) -> str:
+    """Name under which :func:`check_elements` expects a column."""
+    if column.name == "species":
+        return "Z"
+    return _SECOND if column.name == "Z" and _is_twice(spec) else column.name
+
+
+def check_elements(columns: dict[str, NDArray], spec: ColumnSpec) -> dict[str, NDArray]:
+    """The columns, when every atomic number that was read as a number is one.
+
+    Raises
+    ------
+    LineFault
+        One is not, or says something else than the symbol beside it.
+    """
+    if _is_twice(spec):
+        differ = np.flatnonzero(columns["Z"] != columns.pop(_SECOND))
+        if len(differ):
+            raise LineFault("species and Z name different elements", int(differ[0]), "Z")
+    return _in_range(columns, spec)
 
 
 def _parse(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArray]:
@@ -259,7 +290,7 @@ def _symbols_of(chars: NDArray, out: NDArray) -> bool:
     if len(chars) > 2 and (chars[2:] > 32).any():
         return False
     second = np.maximum(chars[1], 32) if len(chars) > 1 else np.full(chars.shape[1], 32, np.uint8)
-    np.take(_SYMBOLS, chars[0].astype(np.uint16) | second.astype(np.uint16) << 8, out=out)
+    np.take(SYMBOL_NUMBERS, chars[0].astype(np.uint16) | second.astype(np.uint16) << 8, out=out)
     return bool(out.min() >= 0)
 
 
@@ -350,7 +381,7 @@ def _free_numbers(text: NDArray, lines: int, spec: ColumnSpec) -> dict[str, NDAr
         if long.any():
             return None
         code = first.astype(np.int64) | np.where(second > 32, second, 32).astype(np.int64) << 8
-        numbers = _SYMBOLS[code]
+        numbers = SYMBOL_NUMBERS[code]
         if (numbers < 0).any():
             return None
         out["Z"] = numbers

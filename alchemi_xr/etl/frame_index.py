@@ -1,19 +1,25 @@
 """Where the frames of an XYZ file begin, and which are broken.
 
 One pass over the bytes in windows of bounded size; only count lines and
-comment lines are looked at, atom lines are skipped by counting newlines.
+comment lines are looked at, atom lines are skipped by counting newlines. Good
+frames come in batches; at anything else the file is walked line by line until the
+next good frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
-__all__ = ["Frame", "IndexFault", "iter_frames"]
+from alchemi_xr._typing import NDArray
+from alchemi_xr.native.text import ATOMS, LINE, OFFSET, STOP, find_frames
+
+__all__ = ["Batch", "Frame", "IndexFault", "index_text", "iter_batches"]
 
 WINDOW = 2 * 2**20
 
@@ -40,13 +46,46 @@ class IndexFault:
     field: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Good frames that stand one after the other.
+
+    Parameters
+    ----------
+    text : bytes
+    frames : int64 array, shape (n, 7)
+        Of :func:`~alchemi_xr.native.text.find_frames`, in the text.
+    number : int
+        Of the first frame.
+    offset, line : int
+        Where the text begins in the file; its first line's number.
+    """
+
+    text: bytes
+    frames: NDArray
+    number: int
+    offset: int
+    line: int
+
+    def frame(self, i: int) -> Frame:
+        """One of them, in terms of the file."""
+        row = self.frames[i]
+        return Frame(
+            self.number + i,
+            self.offset + int(row[OFFSET]),
+            self.offset + int(row[STOP]),
+            self.line + int(row[LINE]),
+            int(row[ATOMS]),
+        )
+
+
 class _Window:
     """Some bytes of the file and where their lines lie."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: IO[bytes], size: int, base: int = 0, first_line: int = 1) -> None:
         self._file, self._size = file, size
-        self.base = 0
-        self.first_line = 1
+        self.base = base
+        self.first_line = first_line
         self.data = b""
         self.at_end = False
         self._lay(b"")
@@ -76,34 +115,97 @@ class _Window:
         return self.data[self.start(line) : self.ends[line]].strip()
 
 
-def iter_frames(
+def iter_batches(
     path: str | Path,
     comment: Callable[[Frame, str], IndexFault | None],
     *,
     window: int = WINDOW,
-) -> Iterator[Frame | IndexFault]:
-    """Every whole frame and every fault of a file, in order.
+) -> Iterator[Batch | Frame | IndexFault]:
+    """Every frame and every fault of a file, in order.
 
     Parameters
     ----------
     path : str or Path
     comment : callable
-        Looks at each frame's comment line; a fault it gives rejects the frame.
+        Looks at the comment line of each frame that is not in a batch; a fault it
+        gives rejects the frame.
     window : int
         Bytes read at a time.
     """
+    total = Path(path).stat().st_size
     with open(path, "rb", buffering=0) as file:
-        total = Path(path).stat().st_size
-        yield from _walk(_Window(file, window), total, comment)
+        text = b""
+        base, number, line = 0, 0, 1
+        while True:
+            block = file.read(max(window, len(text)))
+            text += block
+            if base == 0 and text.startswith(_BOM):
+                text = b"   " + text[3:]
+            frames, passed, lines = find_frames(text, 0, at_end=not block)
+            if len(frames):
+                yield Batch(text, frames, number, base, line)
+            base, line, number = base + passed, line + lines, number + len(frames)
+            text = text[passed:]
+            if not block and not text.strip():
+                return
+            if len(frames) and block:
+                continue
+            # No whole good frame begins here: one that is longer than this, or a fault.
+            file.seek(base)
+            good = None
+            for item in _walk(_Window(file, window, base, line), total, comment, number):
+                yield item
+                if isinstance(item, Frame):
+                    good = item
+                    break
+            if good is None:
+                return
+            base, line = good.stop, good.line + 2 + good.atoms
+            number = good.number + 1
+            text = b""
+            file.seek(base)
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def index_text(text: bytes) -> NDArray | None:
+    """The frames of a text that holds whole good frames, as a scan found them, and nothing else.
+
+    Returns
+    -------
+    int64 array, shape (n, 7), or None
+        As :func:`~alchemi_xr.native.text.find_frames` gives them; None when the text
+        holds something else.
+    """
+    frames, passed, _ = find_frames(text, 0, at_end=True)
+    if not text[passed:].strip():
+        return frames
+    rows = []
+    for item in _walk(_Window(BytesIO(text), len(text) + 1), len(text), lambda *_: None):
+        if isinstance(item, IndexFault):
+            return None
+        begin = text.index(b"\n", item.offset) + 1
+        stop = text.find(b"\n", begin)
+        stop = len(text) if stop < 0 else stop
+        comment = text[begin:stop]
+        left = begin + len(comment) - len(comment.lstrip())
+        right = max(left, begin + len(comment.rstrip()))
+        body = min(stop + 1, len(text))
+        rows.append((item.offset, item.line - 1, left, right, body, item.stop, item.atoms))
+    return np.array(rows, dtype=np.int64).reshape(-1, 7)
 
 
 def _walk(
-    view: _Window, total: int, comment: Callable[[Frame, str], IndexFault | None]
+    view: _Window,
+    total: int,
+    comment: Callable[[Frame, str], IndexFault | None],
+    number: int = 0,
 ) -> Iterator[Frame | IndexFault]:
-    line = number = 0
+    line = 0
     searching = False  # the frame here is rejected already; the next good one is sought
     view.more(0)
-    if view.data.startswith(b"\xef\xbb\xbf"):
+    if view.base == 0 and view.data.startswith(_BOM):
         view.data = b"   " + view.data[3:]
     while True:
         if line >= view.lines:

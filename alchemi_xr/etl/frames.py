@@ -16,7 +16,17 @@ from alchemi_xr.etl.comment import Value, parse_comment, parse_value
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import voigt_to_matrix
 
-__all__ = ["FrameFault", "FrameHead", "column_targets", "read_head"]
+__all__ = [
+    "FrameFault",
+    "FrameHead",
+    "column_targets",
+    "column_targets_of",
+    "known_value",
+    "pbc_without",
+    "read_head",
+    "stress_conflict",
+    "value_of",
+]
 
 # Written in Fortran order by ASE and read so by it; for symmetric tensors it is the same.
 _FORTRAN = ("stress", "virial")
@@ -74,10 +84,9 @@ def read_head(comment: str, names: NameMap) -> FrameHead:
         if ranks.get(name, target.rank) < target.rank:
             continue
         ranks[name] = target.rank
-        system[name] = _value(key, name, text)
+        system[name] = value_of(key, name, text)
     if "pbc" not in system:
-        # A lattice without pbc is periodic, as ASE and the format's authors have it.
-        system["pbc"] = _PERIODIC if "cell" in system else _OPEN
+        system["pbc"] = pbc_without("cell" in system)
     if "stress" not in system and "virial" in system and "cell" in system:
         volume = _volume(system["cell"])
         if volume > 0:
@@ -88,9 +97,20 @@ def read_head(comment: str, names: NameMap) -> FrameHead:
 _PERIODIC, _OPEN = np.ones(3, dtype=bool), np.zeros(3, dtype=bool)
 
 
+def pbc_without(cell: bool) -> NDArray:
+    """What a frame without ``pbc`` has: a lattice is periodic, as ASE and the format's authors
+    have it."""
+    return _PERIODIC if cell else _OPEN
+
+
 @lru_cache(maxsize=8192)
-def _value(key: str, name: str, text: str) -> Value:
-    """A value in the form of its field; files repeat most of theirs."""
+def value_of(key: str, name: str, text: str) -> Value:
+    """A value in the form of its field; files repeat most of theirs.
+
+    Raises
+    ------
+    FrameFault
+    """
     if name in _SCALARS:
         try:
             # A fast way for what differs in every frame: energies.
@@ -99,7 +119,7 @@ def _value(key: str, name: str, text: str) -> Value:
         except ValueError:
             pass
     value = parse_value(text)
-    return _known(key, name, value) if name in FIELDS else value
+    return known_value(key, name, value) if name in FIELDS else value
 
 
 def _volume(cell: Any) -> float:
@@ -111,8 +131,13 @@ def _volume(cell: Any) -> float:
     )
 
 
-def _known(key: str, name: str, value: Value) -> NDArray:
-    """A value of the field table in its own shape."""
+def known_value(key: str, name: str, value: Value) -> NDArray:
+    """A value of the field table in its own shape.
+
+    Raises
+    ------
+    FrameFault
+    """
     if name == "cell":
         return _numbers(key, value, (9,)).reshape(3, 3)
     if name == "pbc":
@@ -198,3 +223,15 @@ def column_targets(spec: ColumnSpec, names: NameMap) -> tuple[dict[str, str], li
         targets = {c: t for c, t in targets.items() if t != target.name}
         targets[column.name] = target.name
     return targets, unstored
+
+
+@lru_cache(maxsize=256)
+def _cached_targets(
+    spec: ColumnSpec, mapping: tuple[tuple[str, str], ...]
+) -> tuple[dict[str, str], list[str]]:
+    return column_targets(spec, NameMap(dict(mapping)))
+
+
+def column_targets_of(spec: ColumnSpec, names: NameMap) -> tuple[dict[str, str], list[str]]:
+    """``column_targets``, remembered."""
+    return _cached_targets(spec, tuple(names.mapping.items()))

@@ -13,4 +13,4 @@ def available() -> dict[str, bool]:
     """Which extension modules were compiled at installation."""
     from importlib.util import find_spec
 
-    return {name: find_spec(f"alchemi_xr.native._{name}") is not None for name in ("rows",)}
+    return {name: find_spec(f"alchemi_xr.native._{name}") is not None for name in ("rows", "text")}

@@ -15,35 +15,33 @@ import weakref
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from alchemi_xr._typing import BoolArray, Level, NDArray
-from alchemi_xr.data.block import Block
-from alchemi_xr.data.csr import counts_to_ptr, row_indices
-from alchemi_xr.data.fields import FIELDS, fill_for
+from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.columns import ColumnSpec, LineFault, parse_columns
-from alchemi_xr.etl.frame_index import Frame, IndexFault, iter_frames
+from alchemi_xr.etl.columns import ColumnSpec, LineFault
+from alchemi_xr.etl.frame_index import Batch, Frame, IndexFault, iter_batches
 from alchemi_xr.etl.frames import (
     FrameFault,
     FrameHead,
-    column_targets,
+    column_targets_of,
     read_head,
     stress_conflict,
 )
+from alchemi_xr.etl.heads import Form, read_heads
 from alchemi_xr.etl.names import NameMap
-from alchemi_xr.etl.records import as_text
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.etl.xyz_part import FramesOfText, assemble
+from alchemi_xr.native.text import ATOMS, COMMENT, COMMENT_STOP, OFFSET, STOP
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
-from alchemi_xr.store.bulk import FieldLayout
 
 __all__ = ["ExtxyzSource"]
 
@@ -133,23 +131,13 @@ class ExtxyzSource:
         """Parse the frames of a partition, all files of it together."""
         if self.schema is None:
             raise SourceError(self.paths[0], "read before scan", mend="call scan() first")
-        texts: list[bytes] = []
-        frames: list[_FrameText] = []
+        parts = []
         for segment in partition.segments:
             with open(self.files[segment.file], "rb") as file:
                 file.seek(segment.start)
                 data = file.read(segment.stop - segment.start)
-            shown = self.paths[segment.file]
-            try:
-                heads = list(_heads(data, segment, len(texts), shown, self.names))
-            except FrameFault:
-                # The scan took every comment of the segment.
-                raise _changed(shown, segment.first) from None
-            if (len(heads), sum(h.atoms for h in heads)) != (segment.frames, segment.atoms):
-                raise _changed(shown, segment.first)
-            frames += heads
-            texts.append(data)
-        return _Assembly(self, texts, frames, self.schema).result()
+            parts.append(FramesOfText(data, segment, self.paths[segment.file], self.names))
+        return assemble(parts, self.schema, self.names)
 
     def _unpack(self, number: int, opener: Any) -> tuple[str, list[Reject]]:
         if self._spool is None:
@@ -206,37 +194,88 @@ def _scan_file(job: _Job) -> _FileScan:
     if os.path.getsize(job.file) == 0:
         out.rejects.append(Reject(job.shown, 0, "the file is empty", 0, 1))
         return out
-    signatures: Counter[Any] = Counter()
-    heads: dict[Any, FrameHead] = {}
+    single = _Singles(out, job)
+    segments = _Segments(out, job)
+    for item in iter_batches(job.file, single.look):
+        if isinstance(item, IndexFault):
+            out.records += 1
+            single.reject(item)
+        elif isinstance(item, Frame):
+            out.records += 1
+            segments.extend(item.number, [item.offset], [item.stop], [item.atoms])
+        else:
+            out.records += len(item.frames)
+            _take_batch(out, item, job, single, segments)
+    segments.flush()
+    single.observe()
+    return out
 
-    def look(frame: Frame, comment: str) -> IndexFault | None:
+
+def _take_batch(
+    out: _FileScan, batch: Batch, job: _Job, single: _Singles, segments: _Segments
+) -> None:
+    heads = read_heads(batch.text, batch.frames, job.names, select=_nothing)
+    atoms = batch.frames[:, ATOMS]
+    for found in heads.signatures(atoms):
+        plan = found.plan
+        sizes = found.atoms
+        _observe(out, plan.spec, plan.keys, found.forms, sizes, found.count, job.names)
+    faults = []
+    for i in heads.odd:
+        row = batch.frames[i]
+        comment = batch.text[int(row[COMMENT]) : int(row[COMMENT_STOP])].decode("utf-8", "replace")
+        fault = single.look(batch.frame(i), comment)
+        if fault is not None:
+            single.reject(fault)
+            faults.append(i)
+    columns = (batch.frames[:, OFFSET] + batch.offset, batch.frames[:, STOP] + batch.offset, atoms)
+    starts, stops, counts = (c.tolist() for c in columns)
+    edges = [-1, *faults, len(starts)]
+    for before, after in pairwise(edges):
+        a = before + 1
+        segments.extend(batch.number + a, starts[a:after], stops[a:after], counts[a:after])
+
+
+def _nothing(name: str) -> bool:
+    """The scan asks what there is, not what it is."""
+    return False
+
+
+class _Singles:
+    """Frames whose comment is read by itself."""
+
+    def __init__(self, out: _FileScan, job: _Job) -> None:
+        self.out, self.job = out, job
+        self.signatures: Counter[Any] = Counter()
+        self.heads: dict[Any, FrameHead] = {}
+
+    def look(self, frame: Frame, comment: str) -> IndexFault | None:
+        """The fault of a frame's head, if it has one."""
         try:
-            head = read_head(comment, job.names)
-            column_targets_of(head.spec, job.names)
-        except FrameFault as fault:
-            return IndexFault(frame.number, frame.offset, frame.line, fault.reason, fault.field)
-        except LineFault as fault:
+            head = read_head(comment, self.job.names)
+            column_targets_of(head.spec, self.job.names)
+        except (FrameFault, LineFault) as fault:
             return IndexFault(frame.number, frame.offset, frame.line, fault.reason, fault.field)
         if stress_conflict(head):
-            out.notes.append(
-                f"{job.shown}, frame {frame.number}: stress and -virial/volume differ; stress is kept"
+            self.out.notes.append(
+                f"{self.job.shown}, frame {frame.number}: stress and -virial/volume differ; "
+                "stress is kept"
             )
         signature = _signature(head, frame.atoms)
-        signatures[signature] += 1
-        heads.setdefault(signature, head)
+        self.signatures[signature] += 1
+        self.heads.setdefault(signature, head)
         return None
 
-    for item in iter_frames(job.file, look):
-        out.records += 1
-        if isinstance(item, IndexFault):
-            out.rejects.append(
-                Reject(job.shown, item.number, item.reason, item.offset, item.line, item.field)
-            )
-        else:
-            _extend(out, item, job)
-    for signature, count in signatures.items():
-        _observe(out, heads[signature], signature, count, job.names)
-    return out
+    def reject(self, item: IndexFault) -> None:
+        self.out.rejects.append(
+            Reject(self.job.shown, item.number, item.reason, item.offset, item.line, item.field)
+        )
+
+    def observe(self) -> None:
+        for signature, count in self.signatures.items():
+            head = self.heads[signature]
+            _, keys, forms, sizes = signature
+            _observe(self.out, head.spec, keys, forms, sizes, count, self.job.names)
 
 
 def _signature(head: FrameHead, atoms: int) -> Any:
@@ -251,12 +290,19 @@ def _signature(head: FrameHead, atoms: int) -> Any:
     return head.properties, head.keys, shapes, sizes
 
 
-def _observe(out: _FileScan, head: FrameHead, signature: Any, count: int, names: NameMap) -> None:
-    _, keys, shapes, sizes = signature
+def _observe(
+    out: _FileScan,
+    spec: ColumnSpec,
+    keys: Sequence[str],
+    forms: Sequence[Form],
+    sizes: int,
+    count: int,
+    names: NameMap,
+) -> None:
     observer = out.observer
     observer.num_samples += count
-    targets, unstored = column_targets_of(head.spec, names)
-    for column in head.spec.columns:
+    targets, unstored = column_targets_of(spec, names)
+    for column in spec.columns:
         source = "Z" if column.name == "species" else column.name
         if column.name != "species":
             out.keys[column.name] += count
@@ -268,223 +314,47 @@ def _observe(out: _FileScan, head: FrameHead, signature: Any, count: int, names:
         out.unstored[name] += count
     for key in keys:
         out.keys[key] += count
-    for name, dtype, shape in shapes:
+    for name, dtype, shape in forms:
         observer.see(name, "system", dtype, shape, count=count, atoms=None if sizes < 0 else sizes)
 
 
-@lru_cache(maxsize=256)
-def _cached_targets(
-    spec: ColumnSpec, mapping: tuple[tuple[str, str], ...]
-) -> tuple[dict[str, str], list[str]]:
-    return column_targets(spec, NameMap(dict(mapping)))
+class _Segments:
+    """Good frames put together into ranges of the file."""
 
+    def __init__(self, out: _FileScan, job: _Job) -> None:
+        self.out, self.job = out, job
+        self._next = self._first = -1
+        self._start = self._stop = self._atoms = 0
 
-def column_targets_of(spec: ColumnSpec, names: NameMap) -> tuple[dict[str, str], list[str]]:
-    """``column_targets``, remembered."""
-    return _cached_targets(spec, tuple(names.mapping.items()))
+    def extend(self, number: int, starts: list[int], stops: list[int], atoms: list[int]) -> None:
+        """Frames that follow each other, the first of them of this number."""
+        if not starts:
+            return
+        self.out.atoms.extend(atoms)
+        if number != self._next:
+            self.flush()
+            self._begin(number, starts[0])
+        limit = self.job.partition_bytes
+        for start, stop, count in zip(starts, stops, atoms, strict=True):
+            if stop - self._start > limit and self._stop > self._start:
+                self.flush()
+                self._begin(number, start)
+            self._stop = stop
+            self._atoms += count
+            number += 1
+            self._next = number
 
+    def _begin(self, number: int, start: int) -> None:
+        self._first = self._next = number
+        self._start = self._stop = start
+        self._atoms = 0
 
-def _extend(out: _FileScan, frame: Frame, job: _Job) -> None:
-    """Add a good frame to the last segment, or begin a new one."""
-    out.atoms.append(frame.atoms)
-    size = frame.stop - frame.offset
-    if out.segments:
-        last, nbytes = out.segments[-1]
-        if frame.number == last.first + last.frames and nbytes + size <= job.partition_bytes:
-            grown = Segment(
-                last.file,
-                last.start,
-                frame.stop,
-                last.first,
-                last.frames + 1,
-                last.atoms + frame.atoms,
+    def flush(self) -> None:
+        """End the range that is open."""
+        frames = self._next - self._first
+        if self._stop > self._start:
+            segment = Segment(
+                self.job.number, self._start, self._stop, self._first, frames, self._atoms
             )
-            out.segments[-1] = (grown, frame.stop - last.start)
-            return
-    segment = Segment(job.number, frame.offset, frame.stop, frame.number, 1, frame.atoms)
-    out.segments.append((segment, size))
-
-
-@dataclass(slots=True)
-class _FrameText:
-    """A frame of a partition: its head, and where its atom lines lie."""
-
-    head: FrameHead
-    text: int
-    start: int
-    stop: int
-    atoms: int
-    shown: str
-    number: int
-    offset: int
-
-
-def _changed(shown: str, number: int) -> SourceError:
-    return SourceError(
-        f"{shown}, frame {number}",
-        "the file is not what it was when it was scanned",
-        mend="do not change the input while it is read; run it again",
-    )
-
-
-def _heads(
-    data: bytes, segment: Segment, text: int, shown: str, names: NameMap
-) -> Iterator[_FrameText]:
-    ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
-    if not data.endswith(b"\n"):
-        ends = np.append(ends, len(data))
-    lines: list[int] = ends.tolist()
-    at = 0
-    number = segment.first
-    while at < len(lines):
-        begin = lines[at - 1] + 1 if at else 0
-        head = data[begin : lines[at]].strip()
-        if at == 0:
-            head = head.removeprefix(b"\xef\xbb\xbf")
-        if not head:
-            at += 1
-            continue
-        last = at + 2 + int(head) if head.isdigit() else len(lines) + 1
-        if last > len(lines):
-            raise _changed(shown, number)
-        comment = data[lines[at] + 1 : lines[at + 1]].decode("utf-8", "replace")
-        yield _FrameText(
-            read_head(comment.strip(), names),
-            text,
-            lines[at + 1] + 1,
-            lines[last - 1] + 1,
-            last - at - 2,
-            shown,
-            number,
-            segment.start + begin,
-        )
-        number += 1
-        at = last
-
-
-class _Assembly:
-    """Frames of a partition, put together field by field."""
-
-    def __init__(
-        self, source: ExtxyzSource, texts: list[bytes], frames: list[_FrameText], schema: Schema
-    ) -> None:
-        self.names, self.texts, self.frames, self.schema = source.names, texts, frames, schema
-        self.counts = np.array([f.atoms for f in frames], dtype=np.int64)
-        self.ptr = counts_to_ptr(self.counts)
-        self.rejects: list[Reject] = []
-        self.arrays: dict[str, NDArray] = {}
-        self.levels: dict[str, Level] = {}
-        self.present: dict[str, BoolArray] = {}
-
-    def result(self) -> PartResult:
-        self._atoms()
-        self._system()
-        block = Block(self.ptr, np.zeros_like(self.ptr), self.arrays, self.levels, self.present)
-        return PartResult(block, self.rejects)
-
-    def _atoms(self) -> None:
-        groups: dict[ColumnSpec, list[int]] = {}
-        for i, frame in enumerate(self.frames):
-            groups.setdefault(frame.head.spec, []).append(i)
-        for spec, members in groups.items():
-            index = np.array(members, dtype=np.int64)
-            for chosen, columns in self._parse(spec, index):
-                targets, _ = column_targets_of(spec, self.names)
-                whole = len(chosen) == len(self.frames)
-                rows = None if whole else row_indices(self.ptr, chosen)[0]
-                for source, name in targets.items():
-                    if source in columns:
-                        self._put_atoms(name, columns[source], rows, chosen)
-
-    def _put_atoms(self, name: str, values: NDArray, rows: NDArray | None, chosen: NDArray) -> None:
-        layout = self.schema.get(name)
-        if layout is None or layout.level != "atom":
-            return
-        values = values.reshape(len(values), *layout.tail)
-        if rows is None:
-            self.arrays[name] = values.astype(layout.dtype, copy=False)
-            self.levels[name] = "atom"
-            return
-        if name not in self.arrays:
-            dtype = np.dtype(layout.dtype)
-            shape = (int(self.ptr[-1]), *layout.tail)
-            self.arrays[name] = np.full(shape, fill_for(dtype), dtype)
-            self.levels[name] = "atom"
-            self.present[name] = np.zeros(len(self.frames), dtype=bool)
-        self.arrays[name][rows] = values
-        self.present[name][chosen] = True
-
-    def _parse(
-        self, spec: ColumnSpec, members: NDArray
-    ) -> Iterator[tuple[NDArray, dict[str, NDArray]]]:
-        """Columns of some frames; a broken one is found by halving and rejected."""
-        if len(members) == 0:
-            return
-        body = b"".join(
-            self.texts[f.text][f.start : f.stop] if f.stop > f.start else b""
-            for f in map(self.frames.__getitem__, members.tolist())
-        )
-        try:
-            columns = parse_columns(body, int(self.counts[members].sum()), spec)
-        except LineFault as fault:
-            if len(members) == 1:
-                self._reject(int(members[0]), fault)
-                return
-            half = len(members) // 2
-            yield from self._parse(spec, members[:half])
-            yield from self._parse(spec, members[half:])
-            return
-        yield members, columns
-
-    def _reject(self, i: int, fault: LineFault) -> None:
-        frame = self.frames[i]
-        reason = fault.reason
-        if fault.row is not None:
-            reason = f"atom {fault.row}: {reason}"
-        self.rejects.append(
-            Reject(frame.shown, frame.number, reason, frame.offset, None, fault.field, i)
-        )
-
-    def _system(self) -> None:
-        columns: dict[str, tuple[FieldLayout, list[int], list[Any]]] = {}
-        for i, frame in enumerate(self.frames):
-            for name, value in frame.head.system.items():
-                found = columns.get(name)
-                if found is None:
-                    layout = self.schema.get(name)
-                    if layout is None:
-                        continue
-                    found = columns[name] = (layout, [], [])
-                found[1].append(i)
-                found[2].append(value)
-        for name, (layout, where, values) in columns.items():
-            if layout.level == "atom":
-                if name in self.schema.dropped:
-                    continue  # columns of that name are the field
-                for i, value in zip(where, values, strict=True):
-                    chosen = np.array([i])
-                    rows = row_indices(self.ptr, chosen)[0]
-                    self._put_atoms(name, np.asarray(value), rows, chosen)
-                continue
-            self.arrays[name], self.levels[name] = self._column(layout, where, values), "system"
-            if len(where) < len(self.frames):
-                mask = np.zeros(len(self.frames), dtype=bool)
-                mask[where] = True
-                self.present[name] = mask
-
-    def _column(self, layout: FieldLayout, where: list[int], values: list[Any]) -> NDArray:
-        if layout.dtype == "str":
-            texts = np.full(len(self.frames), "", dtype=object)
-            texts[where] = [v if isinstance(v, str) else as_text(v.tolist()) for v in values]
-            return texts
-        dtype = np.dtype(layout.dtype)
-        try:
-            given = np.array(values, dtype=dtype).reshape(len(values), *layout.tail)
-        except (ValueError, TypeError):
-            # The schema holds every value that the scan saw.
-            raise _changed(self.frames[where[0]].shown, self.frames[where[0]].number) from None
-        if len(where) == len(self.frames):
-            return given
-        out = np.full((len(self.frames), *layout.tail), fill_for(dtype), dtype)
-        out[where] = given
-        return out
+            self.out.segments.append((segment, self._stop - self._start))
+        self._start = self._stop

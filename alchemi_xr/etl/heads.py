@@ -1,0 +1,297 @@
+"""Comment lines of many frames at once.
+
+Frames of one file mostly differ in the numbers of their comments only. What a
+key means and what form its value takes is worked out once for each such shape
+of comment, by the same code that reads a single one; the numbers are then read
+as columns. A comment that is not plainly right is left to ``read_head``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from alchemi_xr._typing import IntArray, NDArray
+from alchemi_xr.data.fields import FIELDS
+from alchemi_xr.etl.columns import ColumnSpec, LineFault, parse_properties
+from alchemi_xr.etl.comment import Value
+from alchemi_xr.etl.frames import (
+    FrameFault,
+    column_targets,
+    known_value,
+    pbc_without,
+    value_of,
+)
+from alchemi_xr.etl.names import NameMap
+from alchemi_xr.native import text as native
+from alchemi_xr.native.text import Pair, Shape
+
+__all__ = ["Heads", "Plan", "Signature", "read_heads"]
+
+#: Name, dtype character (or "str") and shape of a system value.
+Form: TypeAlias = tuple[str, str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Where a field's value comes from.
+
+    Parameters
+    ----------
+    name, key : str
+        Of the field, and in the file.
+    pair : int
+        Place among the comment's pairs.
+    words : int
+        Numbers of the value; 0 for one that is read as text, frame by frame.
+    order : tuple of int
+        Which number stands at each place of the value.
+    shape : tuple of int
+    whole : bool
+    """
+
+    name: str
+    key: str
+    pair: int
+    words: int = 0
+    order: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    whole: bool = False
+
+    @property
+    def form(self) -> Form:
+        return self.name, "l" if self.whole else "d", self.shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the comments of one shape are read.
+
+    Parameters
+    ----------
+    spec : ColumnSpec
+    properties : str
+        As written.
+    keys : tuple of str
+        By name in the file, without ``Properties``.
+    parts : tuple of _Part
+        In the order in which fields are first named.
+    constants : tuple of (str, value)
+        Fields that a comment has by what it does not say.
+    """
+
+    spec: ColumnSpec
+    properties: str
+    keys: tuple[str, ...]
+    parts: tuple[_Part, ...]
+    constants: tuple[tuple[str, NDArray], ...]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    pairs: tuple[Pair, ...], properties: str, mapping: tuple[tuple[str, str], ...]
+) -> Plan | None:
+    """None where every comment has to be looked at by itself."""
+    names = NameMap(dict(mapping))
+    try:
+        spec = parse_properties(properties)
+        column_targets(spec, names)
+    except (LineFault, FrameFault):
+        return None
+    parts: dict[str, _Part] = {}
+    ranks: dict[str, int] = {}
+    keys: list[str] = []
+    for at, pair in enumerate(pairs):
+        key = pair.key or "comment"
+        if key in ("Properties", "properties"):
+            continue
+        keys.append(key)
+        target = names.target(key, "system")
+        # As in read_head: of a key given twice the last value stands.
+        if ranks.get(target.name, target.rank) < target.rank:
+            continue
+        ranks[target.name] = target.rank
+        part = _part(target.name, key, at, pair)
+        if part is None:
+            return None
+        parts[target.name] = part
+    if "virial" in parts:
+        # Stress follows from it, or contradicts it.
+        return None
+    constants = () if "pbc" in parts else (("pbc", pbc_without("cell" in parts)),)
+    return Plan(spec, properties, tuple(keys), tuple(parts.values()), constants)
+
+
+def _part(name: str, key: str, at: int, pair: Pair) -> _Part | None:
+    if pair.kind == "T" or name == "pbc":
+        return _Part(name, key, at)
+    if name not in FIELDS:
+        shape = () if pair.words == 1 else (pair.words,)
+        return _Part(
+            name, key, at, pair.words, tuple(range(pair.words)), shape, whole=pair.kind == "I"
+        )
+    try:
+        # Every form of a known field is its numbers in some order.
+        numbers: Value = np.arange(pair.words, dtype=np.float64)
+        order = known_value(key, name, numbers if pair.words > 1 else np.array(0.0))
+    except FrameFault:
+        return None
+    flat = tuple(int(i) for i in order.reshape(-1))
+    return _Part(name, key, at, pair.words, flat, order.shape)
+
+
+@dataclass
+class Signature:
+    """What of some frames' heads matters for the schema."""
+
+    plan: Plan
+    forms: tuple[Form, ...]
+    atoms: int
+    count: int
+
+
+@dataclass
+class Heads:
+    """The comments of some frames of one text, those that are plainly right.
+
+    Parameters
+    ----------
+    plans : list of (Plan, int64 array)
+        With the frames of each.
+    columns : dict of str to list of (int64 array, values)
+        By field: frames, and their values; an array [n, *shape] or a list.
+    odd : list of int
+        Frames that are to be read one by one.
+    """
+
+    plans: list[tuple[Plan, IntArray]] = field(default_factory=list)
+    columns: dict[str, list[tuple[IntArray, Any]]] = field(default_factory=dict)
+    odd: list[int] = field(default_factory=list)
+
+    def signatures(self, atoms: IntArray) -> Iterator[Signature]:
+        """What the frames have, counted; ``atoms`` are those of all frames."""
+        for plan, frames in self.plans:
+            values = [self._forms(part, frames) for part in plan.parts]
+            values += [[_form(name, value)] * len(frames) for name, value in plan.constants]
+            seen: Counter[tuple[tuple[Form, ...], int]] = Counter()
+            arrays = any(
+                shape and name not in FIELDS for forms in values for name, _, shape in set(forms)
+            )
+            if not arrays:
+                counted = (
+                    Counter(zip(*values, strict=True)) if values else Counter({(): len(frames)})
+                )
+                for forms, count in counted.items():
+                    yield Signature(plan, forms, -1, count)
+                continue
+            # Arrays with one row an atom are told from others by the number of atoms.
+            for forms, n in zip(zip(*values, strict=True), atoms[frames].tolist(), strict=True):
+                ragged = any(s and s[0] == n and name not in FIELDS for name, _, s in forms)
+                seen[forms, n if ragged else -1] += 1
+            for (forms, n), count in seen.items():
+                yield Signature(plan, forms, n, count)
+
+    def _forms(self, part: _Part, frames: IntArray) -> list[Form]:
+        if part.words:
+            return [part.form] * len(frames)
+        values = next(v for f, v in self.columns[part.name] if f is frames)
+        return [_form(part.name, value) for value in values]
+
+
+def _form(name: str, value: Value) -> Form:
+    if isinstance(value, str):
+        return name, "str", ()
+    return name, value.dtype.char, value.shape
+
+
+def read_heads(text: bytes, frames: NDArray, names: NameMap, *, select: Any = None) -> Heads:
+    """The comments of frames.
+
+    Parameters
+    ----------
+    text : bytes
+    frames : int64 array, shape (n, 7)
+        Of :func:`~alchemi_xr.native.text.find_frames`.
+    names : NameMap
+    select : callable, optional
+        Of a field's name: whether its numbers are wanted.
+    """
+    out = Heads()
+    shapes, which, spans = native.comment_shapes(text, frames)
+    out.odd = np.flatnonzero(which < 0).tolist()
+    mapping = tuple(names.mapping.items())
+    for number, shape in enumerate(shapes):
+        index = np.flatnonzero(which == number)
+        _read_shape(out, text, shape, index, spans, mapping, select)
+    out.odd.sort()
+    return out
+
+
+def _read_shape(
+    out: Heads,
+    text: bytes,
+    shape: Shape,
+    index: IntArray,
+    spans: NDArray,
+    mapping: tuple[tuple[str, str], ...],
+    select: Any,
+) -> None:
+    plan = _plan(shape.pairs, shape.properties, mapping)
+    if plan is None:
+        out.odd += index.tolist()
+        return
+    good = np.ones(len(index), dtype=bool)
+    found: list[tuple[_Part, Any]] = []
+    for part in plan.parts:
+        places = spans[index, part.pair]
+        if part.words:
+            if select is not None and not select(part.name):
+                continue
+            found.append((part, _numbers(text, places, part, good)))
+        else:
+            found.append((part, _texts(text, places, part, good)))
+    if not good.all():
+        out.odd += index[~good].tolist()
+        index = index[good]
+        rows = np.flatnonzero(good).tolist()
+        found = [
+            (part, values[good] if isinstance(values, np.ndarray) else [values[i] for i in rows])
+            for part, values in found
+        ]
+    if len(index) == 0:
+        return
+    out.plans.append((plan, index))
+    for part, values in found:
+        out.columns.setdefault(part.name, []).append((index, values))
+    for name, value in plan.constants:
+        same = np.broadcast_to(value, (len(index), *value.shape))
+        out.columns.setdefault(name, []).append((index, same))
+
+
+def _numbers(text: bytes, places: NDArray, part: _Part, good: NDArray) -> NDArray:
+    values, at = native.numbers(text, places, part.words, whole=part.whole)
+    while at < len(places):
+        # Here stands a number with more digits than are read in bulk.
+        good[at] = False
+        more, read = native.numbers(text, places[at + 1 :], part.words, whole=part.whole)
+        values[at + 1 :] = more
+        at += 1 + read
+    if part.order != tuple(range(part.words)):
+        values = values[:, part.order]
+    return values.reshape(len(places), *part.shape)
+
+
+def _texts(text: bytes, places: NDArray, part: _Part, good: NDArray) -> list[Value]:
+    out: list[Value] = []
+    for i, (start, stop) in enumerate(places.tolist()):
+        try:
+            out.append(value_of(part.key, part.name, text[start:stop].decode("ascii")))
+        except FrameFault:
+            good[i] = False
+            out.append("")
+    return out
