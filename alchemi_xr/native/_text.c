@@ -99,15 +99,44 @@ static int scaled(uint64_t w, int64_t q, double *out) {
     return 1;
 }
 
-/* [-+]? (digits [. digits*] | . digits) ([eEdD] [-+]? digits)?, the whole of [p, end). */
-static int read_real(const char *p, const char *end, double *out) {
+/* The value of eight digits, or -1. */
+static inline int64_t eight_digits(const char *p) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    uint64_t v;
+    memcpy(&v, p, 8);
+    if (((v & UINT64_C(0xF0F0F0F0F0F0F0F0)) |
+         (((v + UINT64_C(0x0606060606060606)) & UINT64_C(0xF0F0F0F0F0F0F0F0)) >> 4)) !=
+        UINT64_C(0x3333333333333333))
+        return -1;
+    v -= UINT64_C(0x3030303030303030);
+    v = v * 10 + (v >> 8); /* pairs, in every other byte */
+    v = ((v & UINT64_C(0x000000FF000000FF)) * UINT64_C(0x000F424000000064) +
+         ((v >> 16) & UINT64_C(0x000000FF000000FF)) * UINT64_C(0x0000271000000001)) >>
+        32;
+    return (int64_t)(uint32_t)v;
+#else
+    int64_t value = 0;
+    for (int i = 0; i < 8; i++) {
+        if (!is_digit(p[i]))
+            return -1;
+        value = value * 10 + (p[i] - '0');
+    }
+    return value;
+#endif
+}
+
+/* [-+]? (digits [. digits*] | . digits) ([eEdD] [-+]? digits)? from p on; where it ends, or NULL.
+ * What stands behind it is for the caller to look at. */
+static const char *read_real(const char *p, const char *end, double *out) {
     int negative = 0;
     if (p < end && (*p == '-' || *p == '+'))
         negative = *p++ == '-';
     uint64_t w = 0;
     int64_t scale = 0;
-    int kept = 0, digits = 0, cut = 0;
-    for (; p < end && is_digit(*p); p++, digits++) {
+    /* Nineteen digits fit into w; `kept` counts those from the first that is not 0. */
+    int kept = 0, cut = 0;
+    const char *begin = p;
+    for (; p < end && is_digit(*p); p++) {
         if (kept < 19) {
             w = w * 10 + (uint64_t)(*p - '0');
             kept += w != 0;
@@ -116,8 +145,21 @@ static int read_real(const char *p, const char *end, double *out) {
             cut |= *p != '0';
         }
     }
+    Py_ssize_t digits = p - begin;
     if (p < end && *p == '.') {
-        for (p++; p < end && is_digit(*p); p++, digits++) {
+        begin = ++p;
+        int64_t eight;
+        while (kept <= 11 && end - p >= 8 && (eight = eight_digits(p)) >= 0) {
+            if (w != 0)
+                kept += 8;
+            else
+                for (int64_t left = eight; left > 0; left /= 10)
+                    kept++;
+            w = w * 100000000 + (uint64_t)eight;
+            scale -= 8;
+            p += 8;
+        }
+        for (; p < end && is_digit(*p); p++) {
             if (kept < 19) {
                 w = w * 10 + (uint64_t)(*p - '0');
                 kept += w != 0;
@@ -126,35 +168,35 @@ static int read_real(const char *p, const char *end, double *out) {
                 cut |= *p != '0';
             }
         }
+        digits += p - begin;
     }
     if (digits == 0)
-        return 0;
+        return NULL;
     if (p < end && (*p == 'e' || *p == 'E' || *p == 'd' || *p == 'D')) {
         p++;
         int less = 0;
         if (p < end && (*p == '-' || *p == '+'))
             less = *p++ == '-';
-        if (p == end || end - p > 6)
-            return 0;
+        begin = p;
         int64_t e = 0;
-        for (; p < end && is_digit(*p); p++)
+        for (; p < end && is_digit(*p) && p - begin < 6; p++)
             e = e * 10 + (*p - '0');
+        if (p == begin || p - begin > 5)
+            return NULL;
         scale += less ? -e : e;
     }
-    if (p != end)
-        return 0;
     double value = 0.0;
     if (w != 0) {
         if (!scaled(w, scale, &value))
-            return 0;
+            return NULL;
         if (cut) {
             double above;
             if (!scaled(w + 1, scale, &above) || above != value)
-                return 0;
+                return NULL;
         }
     }
     *out = negative ? -value : value;
-    return 1;
+    return p;
 }
 
 /* [-+]? digits, at most 18 of them. */
@@ -198,27 +240,37 @@ typedef struct {
     char kind; /* E element, R real, I whole number, L logical, S passed over */
 } word_t;
 
+/* Past blanks that end no line; columns are padded with them. */
+static inline const char *skip_blanks(const char *p, const char *end) {
+    static const char spaces[9] = "        ";
+    while (end - p >= 8 && memcmp(p, spaces, 8) == 0)
+        p += 8;
+    while (p < end && is_blank(*p) && *p != '\n')
+        p++;
+    return p;
+}
+
 /* The lines of [p, end): `rows` of them, from row `row` of the targets on. */
 static int read_lines(const char *p, const char *end, int64_t rows, int64_t row,
                       const word_t *words, int count, int loose, const int64_t *symbols) {
     for (; rows > 0; rows--, row++) {
         for (int i = 0; i < count; i++) {
-            while (p < end && is_blank(*p) && *p != '\n')
-                p++;
+            p = skip_blanks(p, end);
+            char *to = words[i].at + row * words[i].step;
+            if (words[i].kind == 'R') {
+                double value;
+                p = read_real(p, end, &value);
+                if (p == NULL || (p < end && !is_blank(*p)))
+                    return 0;
+                memcpy(to, &value, 8);
+                continue;
+            }
             const char *begin = p;
             while (p < end && !is_blank(*p))
                 p++;
             if (p == begin)
                 return 0;
-            char *to = words[i].at + row * words[i].step;
             switch (words[i].kind) {
-            case 'R': {
-                double value;
-                if (!read_real(begin, p, &value))
-                    return 0;
-                memcpy(to, &value, 8);
-                break;
-            }
             case 'E': {
                 if (p - begin > 2)
                     return 0;
@@ -638,7 +690,7 @@ static PyObject *text_numbers(PyObject *self, PyObject *args) {
                 memcpy(to, &value, 8);
             } else {
                 double value;
-                if (!read_real(begin, p, &value))
+                if (read_real(begin, p, &value) != p)
                     break;
                 memcpy(to, &value, 8);
             }
