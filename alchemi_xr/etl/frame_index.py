@@ -8,6 +8,7 @@ next good frame.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -182,7 +183,8 @@ def index_text(text: bytes) -> NDArray | None:
     if not text[passed:].strip():
         return frames
     rows = []
-    for item in _walk(_Window(BytesIO(text), len(text) + 1), len(text), lambda *_: None):
+    # Whether there was room for so many atoms, the scan has seen in the whole file.
+    for item in _walk(_Window(BytesIO(text), len(text) + 1), sys.maxsize, lambda *_: None):
         if isinstance(item, IndexFault):
             return None
         begin = text.index(b"\n", item.offset) + 1

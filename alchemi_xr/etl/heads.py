@@ -176,31 +176,29 @@ class Heads:
     def signatures(self, atoms: IntArray) -> Iterator[Signature]:
         """What the frames have, counted; ``atoms`` are those of all frames."""
         for plan, frames in self.plans:
-            values = [self._forms(part, frames) for part in plan.parts]
-            values += [[_form(name, value)] * len(frames) for name, value in plan.constants]
-            seen: Counter[tuple[tuple[Form, ...], int]] = Counter()
-            arrays = any(
-                shape and name not in FIELDS for forms in values for name, _, shape in set(forms)
-            )
-            if not arrays:
-                counted = (
-                    Counter(zip(*values, strict=True)) if values else Counter({(): len(frames)})
-                )
-                for forms, count in counted.items():
-                    yield Signature(plan, forms, -1, count)
+            fixed = [part.form for part in plan.parts if part.words]
+            fixed += [_form(name, value) for name, value in plan.constants]
+            varying = [self._forms(part.name, frames) for part in plan.parts if not part.words]
+            forms: Any = zip(*varying, strict=True) if varying else [()] * len(frames)
+            known = set(fixed).union(*map(set, varying))
+            if not any(shape and name not in FIELDS for name, _, shape in known):
+                for found, count in Counter(forms).items():
+                    yield Signature(plan, (*fixed, *found), -1, count)
                 continue
             # Arrays with one row an atom are told from others by the number of atoms.
-            for forms, n in zip(zip(*values, strict=True), atoms[frames].tolist(), strict=True):
-                ragged = any(s and s[0] == n and name not in FIELDS for name, _, s in forms)
-                seen[forms, n if ragged else -1] += 1
-            for (forms, n), count in seen.items():
-                yield Signature(plan, forms, n, count)
+            seen: Counter[tuple[tuple[Form, ...], int]] = Counter()
+            for found, n in zip(forms, atoms[frames].tolist(), strict=True):
+                every = (*fixed, *found)
+                ragged = any(s and s[0] == n and name not in FIELDS for name, _, s in every)
+                seen[every, n if ragged else -1] += 1
+            for (every, n), count in seen.items():
+                yield Signature(plan, every, n, count)
 
-    def _forms(self, part: _Part, frames: IntArray) -> list[Form]:
-        if part.words:
-            return [part.form] * len(frames)
-        values = next(v for f, v in self.columns[part.name] if f is frames)
-        return [_form(part.name, value) for value in values]
+    def _forms(self, name: str, frames: IntArray) -> list[Form]:
+        values = next(v for f, v in self.columns[name] if f is frames)
+        # Equal texts are one value: see _texts.
+        by_id = {id(value): _form(name, value) for value in values}
+        return [by_id[id(value)] for value in values]
 
 
 def _form(name: str, value: Value) -> Form:
@@ -287,11 +285,15 @@ def _numbers(text: bytes, places: NDArray, part: _Part, good: NDArray) -> NDArra
 
 
 def _texts(text: bytes, places: NDArray, part: _Part, good: NDArray) -> list[Value]:
-    out: list[Value] = []
-    for i, (start, stop) in enumerate(places.tolist()):
+    raw = [text[start:stop] for start, stop in places.tolist()]
+    known: dict[bytes, Value] = {}
+    broken = set()
+    for word in set(raw):
         try:
-            out.append(value_of(part.key, part.name, text[start:stop].decode("ascii")))
+            known[word] = value_of(part.key, part.name, word.decode("ascii"))
         except FrameFault:
-            good[i] = False
-            out.append("")
-    return out
+            broken.add(word)
+            known[word] = ""
+    if broken:
+        good &= np.array([word not in broken for word in raw])
+    return [known[word] for word in raw]

@@ -17,7 +17,7 @@
 enum { MAX_PAIRS = 48, MAX_SHAPES = 64 };
 
 /* Blanks are those of bytes.split(): 9 to 13 and 32. */
-static inline int is_blank(unsigned char c) { return c == 32 || (c >= 9 && c <= 13); }
+static inline int is_blank(unsigned char c) { return c == 32 || (unsigned char)(c - 9) < 5; }
 static inline int is_digit(unsigned char c) { return (unsigned char)(c - '0') < 10; }
 
 /* -- one number ------------------------------------------------------------------ */
@@ -152,9 +152,8 @@ static const char *read_real(const char *p, const char *end, double *out) {
         while (kept <= 11 && end - p >= 8 && (eight = eight_digits(p)) >= 0) {
             if (w != 0)
                 kept += 8;
-            else
-                for (int64_t left = eight; left > 0; left /= 10)
-                    kept++;
+            else if (eight != 0) /* its number of digits, or one more: log10(2) is 1233/4096 */
+                kept = ((64 - leading_zeros((uint64_t)eight)) * 1233 >> 12) + 1;
             w = w * 100000000 + (uint64_t)eight;
             scale -= 8;
             p += 8;
