@@ -19,6 +19,7 @@ from alchemi_xr.errors import FieldError
 
 __all__ = [
     "DEFAULT_FIELDS",
+    "PLAIN_DTYPES",
     "LevelRows",
     "default_rows",
     "fill_rows",
@@ -190,7 +191,7 @@ _WIDEN = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 # What torch takes as it is.
-_PLAIN = frozenset(
+PLAIN_DTYPES = frozenset(
     np.dtype(name)
     for name in (
         *("bool", "uint8", "int8", "int16", "int32", "int64"),
@@ -205,7 +206,7 @@ def from_numpy(values: NDArray) -> Tensor:
     Read-only arrays (memory maps) are copied: a Batch is changed in place.
     """
     flags = values.flags
-    if values.dtype in _PLAIN and flags.c_contiguous and flags.writeable:
+    if values.dtype in PLAIN_DTYPES and flags.c_contiguous and flags.writeable:
         return torch.from_numpy(values)
     if values.dtype.name in _WIDEN:
         values = values.astype(_WIDEN[values.dtype.name])

@@ -2,9 +2,10 @@
  * and chunk files mapped one behind the other, as the flat array that they are.
  *
  * The caller has already said everything that needs thought: which rows, in
- * which order, where they go. What is left is addresses and byte counts, so
- * there is nothing here about dtypes, and nothing that can fail but a wrong
- * argument: bounds are checked by the Python side (alchemi_xr/native/rows.py).
+ * which order, where they go. Loose functions take addresses and byte counts, and
+ * their bounds are checked by the Python side (alchemi_xr/native/rows.py). A Plan
+ * takes buffers and checks every copy itself: it is made once for a store, and
+ * around each of its calls Python should do as little as can be.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -131,6 +132,408 @@ static PyObject *rows_gather(PyObject *self, PyObject *args) {
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
+
+/* -- gathers that are planned once ------------------------------------------------ */
+
+enum { COPY = 0, SHIFT = 1, WIDEN = 2, NARROW = 3 };
+
+/* Samples whose first bytes are asked for ahead of the copy: their rows lie anywhere. */
+#define AHEAD 6
+
+/* One field of a plan. */
+typedef struct {
+    Py_buffer rows;
+    Py_ssize_t width;  /* bytes of a row */
+    Py_ssize_t wide;   /* bytes of a row in the target: another number after a cast */
+    Py_ssize_t size;   /* bytes of a number that is shifted */
+    Py_ssize_t level;  /* number of the pointer; -1 = one row a sample */
+    int how;
+} line_t;
+
+typedef struct {
+    PyObject_HEAD
+    line_t *lines;
+    Py_buffer *ptrs;
+    Py_buffer active;
+    Py_ssize_t num_lines, num_ptrs; /* as far as buffers are held */
+    int64_t samples;                /* that are stored */
+    int64_t length;                 /* that are counted: those of `active`, or all */
+} plan_t;
+
+static void plan_dealloc(PyObject *self) {
+    plan_t *plan = (plan_t *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    for (Py_ssize_t i = 0; i < plan->num_lines; i++)
+        PyBuffer_Release(&plan->lines[i].rows);
+    for (Py_ssize_t i = 0; i < plan->num_ptrs; i++)
+        PyBuffer_Release(&plan->ptrs[i]);
+    if (plan->active.obj != NULL)
+        PyBuffer_Release(&plan->active);
+    PyMem_Free(plan->lines);
+    PyMem_Free(plan->ptrs);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* The buffer as whole, aligned 64-bit numbers. */
+static int numbers_of(PyObject *from, Py_buffer *view, int flags) {
+    if (PyObject_GetBuffer(from, view, flags) < 0)
+        return -1;
+    if (view->len % 8 != 0 || (uintptr_t)view->buf % 8 != 0) {
+        PyBuffer_Release(view);
+        PyErr_SetString(PyExc_ValueError, "not a buffer of aligned 64-bit numbers");
+        return -1;
+    }
+    return 0;
+}
+
+/* Plan(fields, pointers, active): fields are (rows, level, width, wide, size, how). */
+static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *fields, *pointers, *active;
+    if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Plan takes no names");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O!O!O", &PyList_Type, &fields, &PyList_Type, &pointers, &active))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    plan_t *plan = (plan_t *)allocate(type, 0);
+    if (plan == NULL)
+        return NULL;
+    Py_ssize_t num_lines = PyList_Size(fields), num_ptrs = PyList_Size(pointers);
+    plan->lines = PyMem_Calloc((size_t)num_lines + 1, sizeof(line_t));
+    plan->ptrs = PyMem_Calloc((size_t)num_ptrs + 1, sizeof(Py_buffer));
+    if (plan->lines == NULL || plan->ptrs == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    if (num_ptrs < 1) {
+        PyErr_SetString(PyExc_ValueError, "a plan needs a pointer");
+        goto failed;
+    }
+    for (Py_ssize_t i = 0; i < num_ptrs; i++) {
+        if (numbers_of(PyList_GetItem(pointers, i), &plan->ptrs[i], PyBUF_SIMPLE) < 0)
+            goto failed;
+        plan->num_ptrs++;
+        if (plan->ptrs[i].len < 8 || plan->ptrs[i].len != plan->ptrs[0].len) {
+            PyErr_SetString(PyExc_ValueError, "pointers differ in length");
+            goto failed;
+        }
+    }
+    plan->length = plan->samples = plan->ptrs[0].len / 8 - 1;
+    if (active != Py_None) {
+        if (numbers_of(active, &plan->active, PyBUF_SIMPLE) < 0)
+            goto failed;
+        plan->length = plan->active.len / 8;
+    }
+    for (Py_ssize_t i = 0; i < num_lines; i++) {
+        line_t *line = &plan->lines[i];
+        PyObject *rows;
+        if (!PyArg_ParseTuple(PyList_GetItem(fields, i), "Onnnni", &rows, &line->level,
+                              &line->width, &line->wide, &line->size, &line->how))
+            goto failed;
+        int right = line->level >= -1 && line->level < num_ptrs && line->width >= 0;
+        if (line->how == COPY)
+            right = right && line->wide == line->width;
+        else if (line->how == SHIFT)
+            right = right && line->level >= 0 && line->wide == line->width &&
+                    (line->size == 4 || line->size == 8) && line->width % line->size == 0;
+        else if (line->how == WIDEN)
+            right = right && line->width % 4 == 0 && line->wide == 2 * line->width;
+        else if (line->how == NARROW)
+            right = right && line->width % 8 == 0 && line->wide * 2 == line->width;
+        else
+            right = 0;
+        if (!right) {
+            PyErr_SetString(PyExc_ValueError, "a field of a plan is not right");
+            goto failed;
+        }
+        if (PyObject_GetBuffer(rows, &line->rows, PyBUF_SIMPLE) < 0)
+            goto failed;
+        plan->num_lines++;
+        Py_ssize_t each = line->how == COPY ? 1 : line->how == SHIFT ? line->size
+                                             : line->how == WIDEN  ? 4
+                                                                   : 8;
+        if ((uintptr_t)line->rows.buf % (size_t)each != 0) {
+            PyErr_SetString(PyExc_ValueError, "numbers that are changed have to be aligned");
+            goto failed;
+        }
+    }
+    return (PyObject *)plan;
+failed:
+    Py_DECREF(plan);
+    return NULL;
+}
+
+/* Scratch of a request of n samples in w lists: the samples as they are stored, then for
+ * each pointer those of the lists, one behind the other, each from 0 on. */
+static Py_ssize_t scratch_size(const plan_t *plan, Py_ssize_t n, Py_ssize_t w) {
+    return n + plan->num_ptrs * (n + w);
+}
+
+/* Bounds of lists, from 0 to n, ascending; -1 when they are not. */
+static Py_ssize_t lists_of(const Py_buffer *bounds, Py_ssize_t n) {
+    const int64_t *at = bounds->buf;
+    Py_ssize_t w = bounds->len / 8 - 1;
+    if (w < 0 || at[0] != 0 || at[w] != n)
+        return -1;
+    for (Py_ssize_t i = 0; i < w; i++)
+        if (at[i + 1] < at[i])
+            return -1;
+    return w;
+}
+
+/* 0, or 1 when an index is out of range, or 2 when a pointer descends. */
+static int measure(const plan_t *plan, const int64_t *wanted, Py_ssize_t n, const int64_t *bounds,
+                   Py_ssize_t w, int64_t *scratch) {
+    const int64_t *active = plan->active.obj == NULL ? NULL : plan->active.buf;
+    for (Py_ssize_t k = 0; k < n; k++) {
+        int64_t i = wanted[k];
+        if (i < 0)
+            i += plan->length;
+        if (i < 0 || i >= plan->length)
+            return 1;
+        if (active != NULL)
+            i = active[i];
+        if (i < 0 || i >= plan->samples)
+            return 1;
+        scratch[k] = i;
+    }
+    for (Py_ssize_t p = 0; p < plan->num_ptrs; p++) {
+        const int64_t *ptr = plan->ptrs[p].buf;
+        int64_t *out = scratch + n + p * (n + w);
+        for (Py_ssize_t list = 0; list < w; list++) {
+            int64_t at = 0;
+            *out++ = 0;
+            for (int64_t k = bounds[list]; k < bounds[list + 1]; k++) {
+                int64_t count = ptr[scratch[k] + 1] - ptr[scratch[k]];
+                if (count < 0 || at > INT64_MAX - count)
+                    return 2;
+                *out++ = at += count;
+            }
+        }
+    }
+    return 0;
+}
+
+/* measure(samples, bounds, scratch): rows of each list as a flat list, those of the first
+ * pointer first; None when an index is out of range. */
+static PyObject *plan_measure(PyObject *self, PyObject *args) {
+    plan_t *plan = (plan_t *)self;
+    PyObject *given[3], *found = NULL;
+    Py_buffer samples, bounds, scratch;
+    if (!PyArg_ParseTuple(args, "OOO", &given[0], &given[1], &given[2]))
+        return NULL;
+    if (numbers_of(given[0], &samples, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (numbers_of(given[1], &bounds, PyBUF_SIMPLE) < 0)
+        goto held_one;
+    if (numbers_of(given[2], &scratch, PyBUF_WRITABLE) < 0)
+        goto held_two;
+    Py_ssize_t n = samples.len / 8, w = lists_of(&bounds, n);
+    if (w < 0 || scratch.len / 8 != scratch_size(plan, n, w)) {
+        PyErr_SetString(PyExc_ValueError, "bounds or scratch do not fit the samples");
+        goto held_all;
+    }
+    int wrong;
+    if (n > 256) { /* a few hundred numbers are read sooner than the GIL changes hands */
+        Py_BEGIN_ALLOW_THREADS
+        wrong = measure(plan, samples.buf, n, bounds.buf, w, scratch.buf);
+        Py_END_ALLOW_THREADS
+    } else {
+        wrong = measure(plan, samples.buf, n, bounds.buf, w, scratch.buf);
+    }
+    if (wrong == 1) {
+        Py_INCREF(Py_None);
+        found = Py_None;
+        goto held_all;
+    }
+    if (wrong) {
+        PyErr_SetString(PyExc_ValueError, "a pointer descends");
+        goto held_all;
+    }
+    found = PyList_New(plan->num_ptrs * w);
+    if (found == NULL)
+        goto held_all;
+    const int64_t *out = (const int64_t *)scratch.buf + n, *at = bounds.buf;
+    for (Py_ssize_t p = 0; p < plan->num_ptrs; p++)
+        for (Py_ssize_t list = 0; list < w; list++) {
+            PyObject *rows = PyLong_FromLongLong(out[p * (n + w) + at[list + 1] + list]);
+            if (rows == NULL) {
+                Py_CLEAR(found);
+                goto held_all;
+            }
+            PyList_SetItem(found, p * w + list, rows);
+        }
+held_all:
+    PyBuffer_Release(&scratch);
+held_two:
+    PyBuffer_Release(&bounds);
+held_one:
+    PyBuffer_Release(&samples);
+    return found;
+}
+
+static void changed(char *to, const char *from, Py_ssize_t bytes, const line_t *line, int64_t add) {
+    if (line->how == WIDEN) {
+        const float *in = (const float *)from;
+        double *out = (double *)to;
+        for (Py_ssize_t i = 0; i < bytes / 4; i++)
+            out[i] = (double)in[i];
+    } else if (line->how == NARROW) {
+        const double *in = (const double *)from;
+        float *out = (float *)to;
+        for (Py_ssize_t i = 0; i < bytes / 8; i++)
+            out[i] = (float)in[i];
+    } else if (line->size == 8) {
+        const uint64_t *in = (const uint64_t *)from;
+        uint64_t *out = (uint64_t *)to;
+        for (Py_ssize_t i = 0; i < bytes / 8; i++)
+            out[i] = in[i] + (uint64_t)add;
+    } else {
+        const uint32_t *in = (const uint32_t *)from;
+        uint32_t *out = (uint32_t *)to;
+        for (Py_ssize_t i = 0; i < bytes / 4; i++)
+            out[i] = in[i] + (uint32_t)add;
+    }
+}
+
+/* Rows of one field; -1 when they leave the rows or the target. */
+static int fill_line(const plan_t *plan, const line_t *line, const Py_buffer *target,
+                     const int64_t *stored, Py_ssize_t n, const int64_t *bounds, Py_ssize_t w,
+                     const int64_t *firsts) {
+    const char *rows = line->rows.buf;
+    char *to = target->buf, *end = to + target->len;
+    const int64_t *ptr = line->level < 0 ? NULL : plan->ptrs[line->level].buf;
+    const int64_t *atoms = plan->ptrs[0].buf;
+    const int64_t width = line->width;
+    if (width == 0)
+        return 0;
+    const int64_t most = line->rows.len / width;
+    if (ptr == NULL && line->how == COPY) {
+        if (n * width > target->len || plan->samples > most)
+            return -1;
+        gather_single(to, rows, stored, n, width);
+        return 0;
+    }
+    for (Py_ssize_t list = 0; list < w; list++) {
+        for (int64_t k = bounds[list]; k < bounds[list + 1]; k++) {
+            int64_t i = stored[k], start = i, stop = i + 1;
+            if (k + AHEAD < n) {
+                int64_t next = stored[k + AHEAD];
+                next = ptr == NULL ? next : ptr[next];
+                if (next >= 0 && next < most) {
+                    __builtin_prefetch(rows + next * width);
+                    __builtin_prefetch(rows + next * width + 64);
+                }
+            }
+            if (ptr != NULL) {
+                start = ptr[i];
+                stop = ptr[i + 1];
+            }
+            if (start < 0 || stop < start || stop > most)
+                return -1;
+            int64_t bytes = (stop - start) * width, gives = (stop - start) * line->wide;
+            if (gives > end - to)
+                return -1;
+            if (line->how == COPY)
+                memcpy(to, rows + start * width, (size_t)bytes);
+            else
+                changed(to, rows + start * width, bytes, line,
+                        line->how == SHIFT
+                            ? (firsts == NULL ? 0 : firsts[k + list]) - atoms[i]
+                            : 0);
+            to += gives;
+        }
+    }
+    return 0;
+}
+
+/* fill(scratch, bounds, outs, local): the rows of each field, lists one behind the other.
+ * Numbers that are shifted become those of their list, or with `local` of their sample. */
+static PyObject *plan_fill(PyObject *self, PyObject *args) {
+    plan_t *plan = (plan_t *)self;
+    PyObject *given[2], *outs, *found = NULL;
+    int local;
+    Py_buffer scratch, bounds;
+    if (!PyArg_ParseTuple(args, "OOO!p", &given[0], &given[1], &PyList_Type, &outs, &local))
+        return NULL;
+    if (numbers_of(given[0], &scratch, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (numbers_of(given[1], &bounds, PyBUF_SIMPLE) < 0)
+        goto held_one;
+    Py_ssize_t n = bounds.len ? (Py_ssize_t)((const int64_t *)bounds.buf)[bounds.len / 8 - 1] : -1;
+    Py_ssize_t w = lists_of(&bounds, n), held = 0;
+    Py_buffer *targets = PyMem_Calloc((size_t)plan->num_lines + 1, sizeof(Py_buffer));
+    if (targets == NULL) {
+        PyErr_NoMemory();
+        goto held_two;
+    }
+    if (w < 0 || n > scratch.len / 8 || scratch.len / 8 != scratch_size(plan, n, w) ||
+        PyList_Size(outs) != plan->num_lines) {
+        PyErr_SetString(PyExc_ValueError, "scratch, bounds and outs do not fit the plan");
+        goto held_all;
+    }
+    const int64_t *stored = scratch.buf;
+    for (; held < plan->num_lines; held++) {
+        const line_t *line = &plan->lines[held];
+        if (PyObject_GetBuffer(PyList_GetItem(outs, held), &targets[held], PyBUF_WRITABLE) < 0)
+            goto held_all;
+        Py_ssize_t each = line->how == COPY ? 1 : line->how == SHIFT ? line->size
+                                             : line->how == WIDEN  ? 8
+                                                                   : 4;
+        if ((uintptr_t)targets[held].buf % (size_t)each != 0) {
+            held++;
+            PyErr_SetString(PyExc_ValueError, "numbers that are changed have to be aligned");
+            goto held_all;
+        }
+    }
+    for (Py_ssize_t k = 0; k < n; k++)
+        if (stored[k] < 0 || stored[k] >= plan->samples) {
+            PyErr_SetString(PyExc_ValueError, "scratch was not measured");
+            goto held_all;
+        }
+    int wrong = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t f = 0; f < plan->num_lines && !wrong; f++)
+        wrong = fill_line(plan, &plan->lines[f], &targets[f], stored, n, bounds.buf, w,
+                          local ? NULL : stored + n);
+    Py_END_ALLOW_THREADS
+    if (wrong) {
+        PyErr_SetString(PyExc_ValueError, "rows leave their field, or the memory given for them");
+        goto held_all;
+    }
+    Py_INCREF(Py_None);
+    found = Py_None;
+held_all:
+    for (Py_ssize_t i = 0; i < held; i++)
+        PyBuffer_Release(&targets[i]);
+    PyMem_Free(targets);
+held_two:
+    PyBuffer_Release(&bounds);
+held_one:
+    PyBuffer_Release(&scratch);
+    return found;
+}
+
+static PyMethodDef plan_methods[] = {
+    {"measure", plan_measure, METH_VARARGS, "Pointers of lists of samples."},
+    {"fill", plan_fill, METH_VARARGS, "Rows of lists of samples."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot plan_slots[] = {
+    {Py_tp_new, plan_new},
+    {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_doc, "Fields of samples, to be gathered in any order."},
+    {0, NULL},
+};
+
+static PyType_Spec plan_spec = {
+    "alchemi_xr.native._rows.Plan", sizeof(plan_t), 0, Py_TPFLAGS_DEFAULT, plan_slots,
+};
 
 /* -- maps ---------------------------------------------------------------------- */
 
@@ -259,7 +662,9 @@ PyMODINIT_FUNC PyInit__rows(void) {
     if (made == NULL)
         return NULL;
     mapping_type = (PyTypeObject *)PyType_FromSpec(&mapping_spec);
-    if (mapping_type == NULL) {
+    PyObject *plan_type = PyType_FromSpec(&plan_spec);
+    if (mapping_type == NULL || plan_type == NULL || PyModule_AddObject(made, "Plan", plan_type) < 0) {
+        Py_XDECREF(plan_type);
         Py_DECREF(made);
         return NULL;
     }

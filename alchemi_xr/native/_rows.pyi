@@ -1,7 +1,19 @@
 from collections.abc import Buffer  # type: ignore[attr-defined]
+from typing import Any
 
 def copy_ranges(
     target: int, targets: int, source: int, starts: int, stops: int, n: int, width: int, /
 ) -> None: ...
 def gather(fields: int, count: int, samples: int, n: int, /) -> None: ...
 def map_files(paths: list[bytes], piece: int, length: int, /) -> Buffer: ...
+
+class Plan:
+    def __new__(
+        cls,
+        fields: list[tuple[Any, int, int, int, int, int]],
+        pointers: list[Any],
+        active: Any,
+        /,
+    ) -> Plan: ...
+    def measure(self, samples: Any, bounds: Any, scratch: Any, /) -> list[int] | None: ...
+    def fill(self, scratch: Any, bounds: Any, outs: list[Any], local: bool, /) -> None: ...

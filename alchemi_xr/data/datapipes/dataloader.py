@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from alchemi_xr.data.datapipes.prefetch import (
     BLOCK_SAMPLES,
     FUSED_QUEUE,
     THREAD_PREFIX,
+    PrefetchingDataset,
     sample_sizes,
 )
 from alchemi_xr.data.datapipes.streams import Staged, make_streams
@@ -33,6 +35,9 @@ from alchemi_xr.errors import ArgumentTypeError, ConfigError
 __all__ = ["DataLoader"]
 
 _STATE_VERSION = 1
+#: Seconds below which a read ahead takes more batches, and how many at most.
+_WORTH_A_THREAD = 1.5e-3
+_MOST_AT_ONCE = 32
 
 
 class DataLoader:
@@ -56,7 +61,8 @@ class DataLoader:
     batch_sampler : iterable of sequence of int, optional
         Gives whole batches; ``batch_size`` and ``drop_last`` are then its own.
     prefetch_factor : int
-        Batches of one read; two reads are in flight. 0 reads on demand.
+        Batches of one read; two reads are in flight. Reads that take less than a
+        millisecond or two are put together, up to 32 batches. 0 reads on demand.
     num_streams : int
         CUDA streams that the copies take in turn.
     use_streams : bool
@@ -351,14 +357,17 @@ class DataLoader:
         finally:
             batches.close()
 
-    def _index_batches(self, epoch: int, skip: int) -> Iterator[Sequence[int]]:
+    def _index_batches(self, epoch: int, skip: int) -> Iterator[Any]:
         """Indices of each batch of an epoch, from batch ``skip`` on."""
         source = self._source()
         if source is None:
             order, bounds = self._plan(epoch)
             self._planned = None
+            # Our datasets take arrays as they are; of others nothing is known.
+            plain = not isinstance(self.dataset, PrefetchingDataset)
             for number in of_rank(bounds, self.rank, self.world_size)[skip:].tolist():
-                yield order[bounds[number] : bounds[number + 1]].tolist()
+                indices = order[bounds[number] : bounds[number + 1]]
+                yield indices.tolist() if plain else indices
             return
         if hasattr(source, "load_state_dict"):
             skip = 0  # it stands where it was left
@@ -428,23 +437,29 @@ class DataLoader:
         workers = int(getattr(self.dataset, "num_workers", 1))
         if workers == 0:
             while window := list(islice(plan, self.prefetch_factor)):
-                for staged in self._stage(window, 0):
+                for staged in self._stage(window, 0)[0]:
                     yield staged.wait()
             return
         executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
-        flying: deque[Future[deque[Staged[Batch]]]] = deque()
-        number = 0
+        flying: deque[Future[tuple[deque[Staged[Batch]], float]]] = deque()
+        number, reads = 0, 1
         try:
             while True:
                 while len(flying) < FUSED_QUEUE:
-                    window = list(islice(plan, self.prefetch_factor))
+                    window = list(islice(plan, self.prefetch_factor * reads))
                     if not window:
                         break
                     flying.append(executor.submit(self._stage, window, number))
                     number += 1
                 if not flying:
                     return
-                ready = flying.popleft().result()
+                ready, seconds = flying.popleft().result()
+                # Handing over to a thread and back costs as much as a hundred samples out of
+                # mapped files: what is read in no time is read many at once.
+                if seconds < _WORTH_A_THREAD and reads * self.prefetch_factor < _MOST_AT_ONCE:
+                    reads *= 2
+                elif seconds > 8 * _WORTH_A_THREAD and reads > 1:
+                    reads //= 2
                 while ready:
                     # Taken out before it is given: nothing here keeps a batch alive.
                     yield ready.popleft().wait()
@@ -453,13 +468,18 @@ class DataLoader:
                 future.cancel()
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _stage(self, window: list[Sequence[int]], number: int) -> deque[Staged[Batch]]:
-        """Batches of one read; ``number`` chooses the stream."""
+    def _stage(
+        self, window: list[Sequence[int]], number: int
+    ) -> tuple[deque[Staged[Batch]], float]:
+        """Batches of one read and the seconds it took; ``number`` chooses the stream."""
+        start = perf_counter()
         stream = self._streams[number % len(self._streams)] if self._streams else None
         stage = getattr(self.dataset, "stage_batches", None)
         if stage is not None:
-            return deque(stage(window, stream))
-        return deque(Staged(batch) for batch in self.dataset.load_batches(window, stream))
+            ready = deque(stage(window, stream))
+        else:
+            ready = deque(Staged(batch) for batch in self.dataset.load_batches(window, stream))
+        return ready, perf_counter() - start
 
     # -- inside ----------------------------------------------------------------
 

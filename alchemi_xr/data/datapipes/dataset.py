@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from alchemi_xr.data.datapipes.prefetch import (
     sample_sizes,
 )
 from alchemi_xr.data.datapipes.streams import Staged, on_stream, record_event, resolve_device
-from alchemi_xr.data.datapipes.validate import match_dtypes, validate_batch
+from alchemi_xr.data.datapipes.validate import cast_floats, match_dtypes, validate_batch
 from alchemi_xr.data.transforms import Compose
 from alchemi_xr.errors import ArgumentTypeError
 
@@ -80,13 +81,6 @@ def _noting(text: str) -> Iterator[None]:
 def _few(indices: Sequence[int]) -> str:
     shown = ", ".join(str(index) for index in indices[:8])
     return shown if len(indices) <= 8 else f"{shown} … ({len(indices)})"
-
-
-def _cast(batch: Batch, dtype: torch.dtype) -> None:
-    """Floats of a batch in one dtype, in place."""
-    for name, value in list(batch):
-        if value.is_floating_point() and value.dtype != dtype:
-            batch[name] = value.to(dtype)
 
 
 class Dataset(PrefetchingDataset):
@@ -145,6 +139,8 @@ class Dataset(PrefetchingDataset):
             )
         self.dtype = dtype
         self.fields = None if fields is None else list(fields)
+        # Ours cast while they copy; of others nothing is known.
+        self._casts = "dtype" in signature(self.reader.read_batches).parameters
         self._transform = compose(transforms, name="transforms")
         self._warned: set[tuple[str, torch.dtype]] = set()
 
@@ -211,7 +207,10 @@ class Dataset(PrefetchingDataset):
 
     def _read(self, lists: Sequence[Sequence[int]]) -> list[Batch]:
         """Batches on the CPU, checked."""
-        batches = self.reader.read_batches(lists, self.fields)
+        if self.dtype is not None and self._casts:
+            batches = self.reader.read_batches(lists, self.fields, dtype=self.dtype)  # type: ignore[call-arg]
+        else:
+            batches = self.reader.read_batches(lists, self.fields)
         if not self.skip_validation:
             for batch, indices in zip(batches, lists, strict=True):
                 # A choice of fields may leave positions out: then nothing hangs on them.
@@ -221,7 +220,7 @@ class Dataset(PrefetchingDataset):
                         match_dtypes(batch, self._warned, where=self.reader.where)
         if self.dtype is not None:
             for batch in batches:
-                _cast(batch, self.dtype)
+                cast_floats(batch, self.dtype)
         return batches
 
     def _move(self, batch: Batch) -> Batch:
@@ -239,8 +238,11 @@ class Dataset(PrefetchingDataset):
         return Staged(loaded, event, Loaded.tensors)
 
     def _stage_batches(self, lists: Sequence[Sequence[int]], stream: Any) -> list[Staged[Batch]]:
+        batches = self._read(lists)
+        if self._transform is None and stream is None and self.device.type == "cpu":
+            return [Staged(self._move(batch)) for batch in batches]
         staged: list[Staged[Batch]] = []
-        for batch, indices in zip(self._read(lists), lists, strict=True):
+        for batch, indices in zip(batches, lists, strict=True):
             with on_stream(stream):
                 moved = self._move(batch)
                 if self._transform is not None:

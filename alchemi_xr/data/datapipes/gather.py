@@ -22,6 +22,7 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.datapipes.cache import PieceCache
 from alchemi_xr.data.datapipes.pool import BufferPool
+from alchemi_xr.data.datapipes.windows import WindowPlan, plan_windows
 from alchemi_xr.native.rows import Field, Gather, copy_ranges
 from alchemi_xr.store._compat import chunk_rows_of
 from alchemi_xr.store.mapped import map_rows
@@ -122,6 +123,7 @@ class Gatherer:
         self.names = [name for name in snapshot.fields if snapshot.group(name) != "text"]
         self._mapped: dict[str, Field | None] = {}
         self._plans: dict[tuple[str, ...], _Fields] = {}
+        self._windows: dict[tuple[tuple[str, ...], Any], WindowPlan | None] = {}
         self._pool = BufferPool()
         self._lock = Lock()
 
@@ -148,6 +150,40 @@ class Gatherer:
         if shifted and not _can_shift(rows.dtype):
             return None
         return Field(rows, ptr, shifted=shifted)
+
+    def windows(self, names: tuple[str, ...], dtype: Any = None) -> WindowPlan | None:
+        """Batches of these fields without blocks, or None as long as one has to be decoded.
+
+        Parameters
+        ----------
+        names : tuple of str
+        dtype : torch.dtype, optional
+            That floats come in.
+        """
+        key = (names, dtype)
+        try:
+            return self._windows[key]
+        except KeyError:
+            pass
+        snapshot, plan = self.snapshot, None
+        fields = {name: self.mapped(name) for name in names}
+        rows = {name: field.rows for name, field in fields.items() if field is not None}
+        if len(rows) == len(names) and not snapshot.schema.foreign_samples:
+            present = {name: snapshot.present(name) for name in names}
+            active = snapshot.active
+            plan = plan_windows(
+                rows,
+                {name: snapshot.level(name) for name in names},
+                snapshot.atoms_ptr,
+                snapshot.edges_ptr,
+                active=None if len(active) == snapshot.num_samples else active,
+                present={name: mask for name, mask in present.items() if mask is not None},
+                units={n: snapshot.unit(n) for n in names if snapshot.unit(n)},
+                dtype=dtype,
+                pool=self._pool,
+            )
+        self._windows[key] = plan
+        return plan
 
     def _fields(self, names: tuple[str, ...]) -> _Fields:
         found = self._plans.get(names)
@@ -238,7 +274,7 @@ class Gatherer:
             if field is not None:
                 with self._lock:
                     self._mapped[name] = field
-                    self._plans = {}
+                    self._plans, self._windows = {}, {}
 
 
 @dataclass(frozen=True, slots=True)

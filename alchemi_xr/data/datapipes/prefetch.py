@@ -280,9 +280,9 @@ class PrefetchingDataset(ABC):
         self, batch_index_lists: Sequence[Sequence[int]], stream: Any = None
     ) -> list[Staged[Batch]]:
         """As ``load_batches``, but the consumer waits for the stream, later."""
-        lists = [self._positions(indices) for indices in batch_index_lists]
+        lists: list[Any] = self._checked(batch_index_lists)
         for number, positions in enumerate(lists):
-            if not positions:
+            if not len(positions):
                 raise FieldError(
                     type(self).__name__,
                     f"list {number} of the batch is empty",
@@ -426,6 +426,19 @@ class PrefetchingDataset(ABC):
     def _forget(self) -> None:
         self._executor = None
         self._samples, self._batches, self._fused = {}, {}, deque()
+
+    def _checked(self, lists: Sequence[Any]) -> list[Any]:
+        """Positions of each list: arrays where arrays were given, looked at all together."""
+        if not lists or not all(
+            isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype == np.int64 for one in lists
+        ):
+            return [self._positions(indices) for indices in lists]
+        whole = lists[0] if len(lists) == 1 else np.concatenate(lists)
+        # Negatives are above every length here: one look instead of two.
+        if whole.size and whole.view(np.uint64).max() < len(self):
+            return list(lists)
+        found = as_index(whole, len(self), where=type(self).__name__)
+        return np.split(found, np.cumsum([len(one) for one in lists])[:-1])
 
     def _positions(self, indices: Any) -> list[int]:
         if not isinstance(indices, (Sequence, slice, range)) and not hasattr(indices, "__array__"):

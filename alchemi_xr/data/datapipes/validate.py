@@ -18,7 +18,7 @@ from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import FieldError
 
-__all__ = ["match_dtypes", "validate_batch"]
+__all__ = ["cast_floats", "match_dtypes", "validate_batch"]
 
 
 def validate_batch(batch: Batch, indices: Sequence[int], *, where: str) -> Batch:
@@ -101,5 +101,13 @@ def match_dtypes(batch: Batch, warned: set[tuple[str, torch.dtype]], *, where: s
                 UserWarning,
                 stacklevel=2,
             )
-        batch[name] = value.to(dtype)
+        batch.set(name, value.to(dtype), present=batch.present.get(name))
+    return batch
+
+
+def cast_floats(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch itself, all its fields of floating-point numbers in one dtype."""
+    for name, value in list(batch):
+        if value.is_floating_point() and value.dtype != dtype:
+            batch.set(name, value.to(dtype), present=batch.present.get(name))
     return batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.datapipes.backends.base import RawSample, Reader, Tensors
 from alchemi_xr.data.datapipes.cache import DEFAULT_BYTES, PieceCache
 from alchemi_xr.data.datapipes.gather import Gatherer
+from alchemi_xr.data.datapipes.validate import cast_floats
 from alchemi_xr.data.fields import canonical_level, resolve
 from alchemi_xr.data.level import from_numpy, to_numpy
 from alchemi_xr.errors import (
     ArgumentTypeError,
     CorruptStoreError,
     FieldError,
+    IndexRangeError,
     StoreClosedError,
     UnknownFieldError,
     nearest,
@@ -170,6 +173,7 @@ class AtomicDataZarrReader(Reader):
         self._place = self._snapshot.place
         self._chosen = None if fields is None else self._known(fields)
         self._cache = PieceCache(cache_bytes)
+        self._choices: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
         self._gather = Gatherer(self._snapshot, self._cache)
         # Positions of the samples that are not deleted; of the generation held.
         self._active: IntArray = self._snapshot.active
@@ -292,15 +296,34 @@ class AtomicDataZarrReader(Reader):
         StaleSnapshotError
             The generation is no longer on disk; ``refresh()`` moves on.
         """
-        names = self._get_field_names() if fields is None else self._known(fields)
-        return self._gather(self._physical(indices), names)
+        self._check_open()
+        return self._gather(self._physical(indices), self._names(fields))
 
     def read_batch(self, indices: Sequence[int], fields: Sequence[str] | None = None) -> Batch:
         return self.read_batches([indices], fields)[0]
 
     def read_batches(
-        self, lists: Sequence[Sequence[int]], fields: Sequence[str] | None = None
+        self,
+        lists: Sequence[Sequence[int]],
+        fields: Sequence[str] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
     ) -> list[Batch]:
+        """One Batch for each list of indices, out of one read.
+
+        Parameters
+        ----------
+        lists : sequence of sequence of int
+        fields : sequence of str, optional
+            Only these; the others are not touched.
+        dtype : torch.dtype, optional
+            Fields of floating-point numbers come in it.
+
+        Raises
+        ------
+        FieldError
+            One of the lists is empty.
+        """
         try:
             lengths = [len(indices) for indices in lists]
             arrays = [
@@ -311,13 +334,24 @@ class AtomicDataZarrReader(Reader):
             # Nested lists and the like; the reader below says what is wrong with the rest.
             arrays = [np.asarray(self._positions(indices)) for indices in lists]
             lengths = [len(indices) for indices in arrays]
+        self._check_open()
         if 0 in lengths:
             raise FieldError(
                 self.where, "no sample to read", found="an empty list of indices", expected="some"
             )
         if not lists:
             return []
-        block = self.read_block(np.concatenate(arrays), fields)
+        samples = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        names = self._names(fields)
+        plan = self._gather.windows(names, dtype) if samples.dtype.kind in "iu" else None
+        if plan is not None:
+            bounds = np.fromiter(accumulate(lengths, initial=0), np.int64, len(lengths) + 1)
+            batches = plan(np.ascontiguousarray(samples, np.int64), bounds)
+            if batches is None:
+                as_index(samples, len(self), where=self.where)  # says which is out of range
+                raise IndexRangeError(self.where, "an index is out of range")
+            return [batch.pin_memory() for batch in batches] if self._pins() else batches
+        block = self._gather(self._physical(samples), names)
         stops = np.cumsum(lengths)
         # Windows of one read: only the edges are copied, to be made batch-global.
         parts = (
@@ -329,6 +363,9 @@ class AtomicDataZarrReader(Reader):
             ]
         )
         batches = [Batch.from_block(part) for part in parts]
+        if dtype is not None:
+            for batch in batches:
+                cast_floats(batch, dtype)
         return [batch.pin_memory() for batch in batches] if self._pins() else batches
 
     def _load_many_samples(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
@@ -366,6 +403,7 @@ class AtomicDataZarrReader(Reader):
         self._cache.clear()
         self._gather = Gatherer(newest, self._cache)
         self._active = newest.active
+        self._choices = {}
         if self._chosen is not None:
             self._chosen = self._known(self._chosen)
 
@@ -380,6 +418,7 @@ class AtomicDataZarrReader(Reader):
             self._snapshot = open_store(self._place)
             self._gather = Gatherer(self._snapshot, self._cache)
             self._active = self._snapshot.active
+            self._choices = {}
 
     def close(self) -> None:
         if self._snapshot is not None:
@@ -393,6 +432,15 @@ class AtomicDataZarrReader(Reader):
     def _physical(self, indices: Any) -> IntArray:
         self._check_open()
         return self._active[as_index(indices, len(self), where=self.where)]
+
+    def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
+        """Canonical names of a choice of fields; looked up once for each choice."""
+        key = None if fields is None else tuple(fields)
+        found = self._choices.get(key)
+        if found is None:
+            names = self._get_field_names() if fields is None else self._known(fields)
+            found = self._choices[key] = tuple(names)
+        return found
 
     def _known(self, fields: Sequence[str]) -> list[str]:
         """Canonical names, checked against the store."""
