@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ _STATE_VERSION = 1
 #: Seconds below which a read ahead takes more batches, and how many at most.
 _WORTH_A_THREAD = 1.5e-3
 _MOST_AT_ONCE = 32
+
+#: Batches, the seconds they took, and the error that came after them.
+_Read: TypeAlias = tuple[deque[Staged[Batch]], float, Exception | None]
 
 
 class DataLoader:
@@ -437,11 +440,11 @@ class DataLoader:
         workers = int(getattr(self.dataset, "num_workers", 1))
         if workers == 0:
             while window := list(islice(plan, self.prefetch_factor)):
-                for staged in self._stage(window, 0)[0]:
+                for staged in self._stage(window, 0):
                     yield staged.wait()
             return
         executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
-        flying: deque[Future[tuple[deque[Staged[Batch]], float]]] = deque()
+        flying: deque[Future[_Read]] = deque()
         number, reads = 0, 1
         try:
             while True:
@@ -449,11 +452,11 @@ class DataLoader:
                     window = list(islice(plan, self.prefetch_factor * reads))
                     if not window:
                         break
-                    flying.append(executor.submit(self._stage, window, number))
+                    flying.append(executor.submit(self._stage_many, window, number))
                     number += 1
                 if not flying:
                     return
-                ready, seconds = flying.popleft().result()
+                ready, seconds, error = flying.popleft().result()
                 # Handing over to a thread and back costs as much as a hundred samples out of
                 # mapped files: what is read in no time is read many at once.
                 if seconds < _WORTH_A_THREAD and reads * self.prefetch_factor < _MOST_AT_ONCE:
@@ -463,23 +466,37 @@ class DataLoader:
                 while ready:
                     # Taken out before it is given: nothing here keeps a batch alive.
                     yield ready.popleft().wait()
+                if error is not None:
+                    raise error
         finally:
             for future in flying:
                 future.cancel()
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _stage(
-        self, window: list[Sequence[int]], number: int
-    ) -> tuple[deque[Staged[Batch]], float]:
-        """Batches of one read and the seconds it took; ``number`` chooses the stream."""
-        start = perf_counter()
+    def _stage_many(self, window: list[Sequence[int]], number: int) -> _Read:
+        """Reads put together, and the seconds they took."""
+        start, size = perf_counter(), self.prefetch_factor
+        try:
+            return self._stage(window, number), perf_counter() - start, None
+        except Exception:
+            if len(window) <= size:
+                raise
+        # One of them fails; those before it are given first.
+        ready: deque[Staged[Batch]] = deque()
+        for place in range(0, len(window), size):
+            try:
+                ready += self._stage(window[place : place + size], number)
+            except Exception as error:
+                return ready, perf_counter() - start, error
+        return ready, perf_counter() - start, None
+
+    def _stage(self, window: list[Sequence[int]], number: int) -> deque[Staged[Batch]]:
+        """Batches of one read; ``number`` chooses the stream."""
         stream = self._streams[number % len(self._streams)] if self._streams else None
         stage = getattr(self.dataset, "stage_batches", None)
         if stage is not None:
-            ready = deque(stage(window, stream))
-        else:
-            ready = deque(Staged(batch) for batch in self.dataset.load_batches(window, stream))
-        return ready, perf_counter() - start
+            return deque(stage(window, stream))
+        return deque(Staged(batch) for batch in self.dataset.load_batches(window, stream))
 
     # -- inside ----------------------------------------------------------------
 
