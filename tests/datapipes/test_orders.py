@@ -81,3 +81,14 @@ def test_blocks_are_shuffled_together(cuts: list[int], length: int, together: in
             sum(first[b] <= place <= last[b] for b in range(len(starts))) for place in range(length)
         ]
         assert max(at_once) <= together
+
+
+def test_batches_of_one_at_the_end_are_no_reason_to_give_one_twice() -> None:
+    sizes = np.array([1, 1, 1, 1] + [4] * 9)
+    bounds = batch_bounds(13, batch_size=None, limits=[(sizes, 4)], world_size=3)
+    assert (len(bounds) - 1) % 3 == 0
+    assert (np.diff(bounds) > 0).all()
+    assert (bounds[0], bounds[-1]) == (0, 13)
+    # Nothing to cut anywhere: a rank repeats the last batch.
+    bounds = batch_bounds(4, batch_size=1, world_size=3)
+    assert bounds.tolist() == [0, 1, 2, 3, 4]

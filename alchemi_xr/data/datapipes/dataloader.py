@@ -10,37 +10,22 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from alchemi_xr._typing import IntArray
 from alchemi_xr.data.batch import Batch
+from alchemi_xr.data.datapipes.ahead import read_ahead, read_now
 from alchemi_xr.data.datapipes.dataset import compose_batch
-from alchemi_xr.data.datapipes.orders import batch_bounds, cut_lists, epoch_order, of_rank
-from alchemi_xr.data.datapipes.prefetch import (
-    BLOCK_SAMPLES,
-    FUSED_QUEUE,
-    THREAD_PREFIX,
-    PrefetchingDataset,
-    sample_sizes,
-)
-from alchemi_xr.data.datapipes.streams import Staged, make_streams
+from alchemi_xr.data.datapipes.epochs import EpochPlan
+from alchemi_xr.data.datapipes.orders import cut_lists
+from alchemi_xr.data.datapipes.streams import make_streams
 from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
 __all__ = ["DataLoader"]
 
 _STATE_VERSION = 1
-#: Seconds below which a read ahead takes more batches, and how many at most.
-_WORTH_A_THREAD = 1.5e-3
-_MOST_AT_ONCE = 32
-
-#: Batches, the seconds they took, and the error that came after them.
-_Read: TypeAlias = tuple[deque[Staged[Batch]], float, Exception | None]
 
 
 class DataLoader:
@@ -175,15 +160,23 @@ class DataLoader:
         self.max_atoms, self.max_edges = max_atoms, max_edges
         self.rank, self.world_size = rank, world_size
         self.shuffle_blocks = shuffle_blocks
-        self._sizes: tuple[IntArray, IntArray] | None = None
-        # Order and bounds of one epoch, kept for ``len`` and the iteration after it.
-        self._planned: tuple[tuple[int, int], IntArray, IntArray] | None = None
         self.drop_last = drop_last
         self.sampler = sampler
         self.batch_sampler = batch_sampler
         self.prefetch_factor = prefetch_factor
         self.num_streams = num_streams
         self.seed = seed
+        self._plan = EpochPlan(
+            dataset,
+            batch_size=self.batch_size,
+            limits={"max_atoms": max_atoms, "max_edges": max_edges},
+            shuffle=shuffle,
+            shuffle_blocks=shuffle_blocks,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
         self._transform = compose_batch(batch_transforms, name="batch_transforms")
         device: torch.device | None = getattr(dataset, "device", None)
         self._streams = make_streams(device, num_streams) if use_streams else []
@@ -214,16 +207,7 @@ class DataLoader:
             assert self.batch_size is not None
             samples = len(self.sampler)  # type: ignore[arg-type]
             return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
-        if self.max_atoms is not None or self.max_edges is not None:
-            bounds = self._plan(self.epoch)[1]
-        else:
-            bounds = batch_bounds(
-                len(self.dataset),
-                batch_size=self.batch_size,
-                drop_last=self.drop_last,
-                world_size=self.world_size,
-            )
-        return -(-(len(bounds) - 1) // self.world_size)
+        return self._plan.count(self.epoch)
 
     @property
     def effective_read_window(self) -> int:
@@ -331,7 +315,7 @@ class DataLoader:
         plan = self._index_batches(epoch, step)
         if self._sampler_state is not None:
             plan = _noting(plan, self._source(), states)
-        batches = self._read_ahead(plan) if self.prefetch_factor else self._read_now(plan)
+        batches = self._read(plan)
         try:
             for batch in batches:
                 step += 1
@@ -353,150 +337,30 @@ class DataLoader:
         epoch, step = self._next_epoch, self._next_step
         self._forward_epoch(epoch)
         plan = islice(self._index_batches(epoch, step), part, None, parts)
-        batches = self._read_ahead(plan) if self.prefetch_factor else self._read_now(plan)
+        batches = self._read(plan)
         try:
             for batch in batches:
                 yield batch if self._transform is None else self._transform(batch)
         finally:
             batches.close()
 
+    def _read(self, plan: Iterator[Any]) -> Generator[Batch, None, None]:
+        if not self.prefetch_factor:
+            return read_now(self.dataset, plan)
+        return read_ahead(self.dataset, plan, window=self.prefetch_factor, streams=self._streams)
+
     def _index_batches(self, epoch: int, skip: int) -> Iterator[Any]:
         """Indices of each batch of an epoch, from batch ``skip`` on."""
         source = self._source()
         if source is None:
-            order, bounds = self._plan(epoch)
-            self._planned = None
-            # Our datasets take arrays as they are; of others nothing is known.
-            plain = not isinstance(self.dataset, PrefetchingDataset)
-            for number in of_rank(bounds, self.rank, self.world_size)[skip:].tolist():
-                indices = order[bounds[number] : bounds[number + 1]]
-                yield indices.tolist() if plain else indices
-            return
+            return self._plan.lists(epoch, skip)
         if hasattr(source, "load_state_dict"):
             skip = 0  # it stands where it was left
         if self.batch_sampler is not None:
-            yield from islice(self.batch_sampler, skip, None)
-        else:
-            assert self.batch_size is not None
-            lists = cut_lists(source, self.batch_size, drop_last=self.drop_last)
-            yield from islice(lists, skip, None)
-
-    def _plan(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """The order of an epoch and the bounds of its batches, over all ranks."""
-        length = len(self.dataset)
-        if self._planned is not None and self._planned[0] == (epoch, length):
-            return self._planned[1:]
-        starts = None
-        if self.shuffle == "block":
-            find = getattr(self.dataset, "block_starts", None)
-            starts = np.arange(0, length, BLOCK_SAMPLES) if find is None else find()
-        order = epoch_order(
-            length,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            epoch=epoch,
-            block_starts=starts,
-            blocks_at_once=self.shuffle_blocks,
-        )
-        bounds = batch_bounds(
-            length,
-            batch_size=self.batch_size,
-            limits=self._limits(order),
-            drop_last=self.drop_last,
-            world_size=self.world_size,
-        )
-        self._planned = (epoch, length), order, bounds
-        return order, bounds
-
-    def _limits(self, order: IntArray) -> list[tuple[IntArray, int]]:
-        """Sizes of the samples in an order, with what a batch may have of each."""
-        limits = []
-        for level, (name, most) in enumerate(
-            (("max_atoms", self.max_atoms), ("max_edges", self.max_edges))
-        ):
-            if most is None:
-                continue
-            if self._sizes is None or len(self._sizes[0]) != len(order):
-                self._sizes = sample_sizes(self.dataset)
-            sizes = self._sizes[level]
-            if len(sizes) and sizes.max() > most:
-                worst = int(np.argmax(sizes))
-                raise ConfigError(
-                    "DataLoader",
-                    f"sample {worst} alone has more than {name}",
-                    found=int(sizes[worst]),
-                    expected=f"at most {most}",
-                    mend=f"raise {name}, or leave such samples out",
-                )
-            limits.append((sizes[order], most))
-        return limits
-
-    def _read_now(self, plan: Iterator[Sequence[int]]) -> Generator[Batch, None, None]:
-        for indices in plan:
-            yield from self.dataset.load_batches([indices])
-
-    def _read_ahead(self, plan: Iterator[Sequence[int]]) -> Generator[Batch, None, None]:
-        """Batches in order, two reads in flight while one is given away."""
-        workers = int(getattr(self.dataset, "num_workers", 1))
-        if workers == 0:
-            while window := list(islice(plan, self.prefetch_factor)):
-                for staged in self._stage(window, 0):
-                    yield staged.wait()
-            return
-        executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
-        flying: deque[Future[_Read]] = deque()
-        number, reads = 0, 1
-        try:
-            while True:
-                while len(flying) < FUSED_QUEUE:
-                    window = list(islice(plan, self.prefetch_factor * reads))
-                    if not window:
-                        break
-                    flying.append(executor.submit(self._stage_many, window, number))
-                    number += 1
-                if not flying:
-                    return
-                ready, seconds, error = flying.popleft().result()
-                # Handing over to a thread and back costs as much as a hundred samples out of
-                # mapped files: what is read in no time is read many at once.
-                if seconds < _WORTH_A_THREAD and reads * self.prefetch_factor < _MOST_AT_ONCE:
-                    reads *= 2
-                elif seconds > 8 * _WORTH_A_THREAD and reads > 1:
-                    reads //= 2
-                while ready:
-                    # Taken out before it is given: nothing here keeps a batch alive.
-                    yield ready.popleft().wait()
-                if error is not None:
-                    raise error
-        finally:
-            for future in flying:
-                future.cancel()
-            executor.shutdown(wait=True, cancel_futures=True)
-
-    def _stage_many(self, window: list[Sequence[int]], number: int) -> _Read:
-        """Reads put together, and the seconds they took."""
-        start, size = perf_counter(), self.prefetch_factor
-        try:
-            return self._stage(window, number), perf_counter() - start, None
-        except Exception:
-            if len(window) <= size:
-                raise
-        # One of them fails; those before it are given first.
-        ready: deque[Staged[Batch]] = deque()
-        for place in range(0, len(window), size):
-            try:
-                ready += self._stage(window[place : place + size], number)
-            except Exception as error:
-                return ready, perf_counter() - start, error
-        return ready, perf_counter() - start, None
-
-    def _stage(self, window: list[Sequence[int]], number: int) -> deque[Staged[Batch]]:
-        """Batches of one read; ``number`` chooses the stream."""
-        stream = self._streams[number % len(self._streams)] if self._streams else None
-        stage = getattr(self.dataset, "stage_batches", None)
-        if stage is not None:
-            return deque(stage(window, stream))
-        return deque(Staged(batch) for batch in self.dataset.load_batches(window, stream))
+            return islice(self.batch_sampler, skip, None)
+        assert self.batch_size is not None
+        lists = cut_lists(source, self.batch_size, drop_last=self.drop_last)
+        return islice(lists, skip, None)
 
     # -- inside ----------------------------------------------------------------
 

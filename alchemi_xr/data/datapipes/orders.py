@@ -134,6 +134,10 @@ def _filled(
 def _split(bounds: IntArray, missing: int, world_size: int) -> IntArray:
     """More batches out of the last ones, the widest cut first, as far as that goes."""
     first = max(0, len(bounds) - 1 - 2 * world_size)
+    # Batches of one sample cannot be cut: begin where there is enough to cut after.
+    spare = np.cumsum((np.diff(bounds) - 1)[::-1])
+    enough = len(spare) - 1 - int(np.searchsorted(spare, missing))
+    first = max(0, min(first, enough))
     tail = bounds[first:].tolist()
     for _ in range(missing):
         widths = np.diff(tail)
