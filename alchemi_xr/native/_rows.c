@@ -27,28 +27,62 @@
 
 /* -- copies -------------------------------------------------------------------- */
 
-/* Copy n ranges [starts[i], stops[i]) of rows of `width` bytes to rows targets[i] on. */
-static void copy_ranges(char *target, const int64_t *targets, const char *source,
-                        const int64_t *starts, const int64_t *stops, Py_ssize_t n,
-                        int64_t width) {
-    for (Py_ssize_t i = 0; i < n; i++)
-        memcpy(target + targets[i] * width, source + starts[i] * width,
-               (size_t)((stops[i] - starts[i]) * width));
+/* The buffer as whole, aligned 64-bit numbers. */
+static int numbers_of(PyObject *from, Py_buffer *view, int flags) {
+    if (PyObject_GetBuffer(from, view, flags) < 0)
+        return -1;
+    if (view->len % 8 != 0 || (uintptr_t)view->buf % 8 != 0) {
+        PyBuffer_Release(view);
+        PyErr_SetString(PyExc_ValueError, "not a buffer of aligned 64-bit numbers");
+        return -1;
+    }
+    return 0;
 }
 
-/* copy_ranges(target, targets, source, starts, stops, n, width): addresses and counts. */
+/* Copy n ranges [starts[i], stops[i]) of rows of `width` bytes to rows targets[i] on;
+ * -1 before anything is copied when one leaves the rows of either side. */
+static int copy_ranges(const Py_buffer *out, const Py_buffer *source, const int64_t *starts,
+                       const int64_t *stops, const int64_t *targets, Py_ssize_t n,
+                       int64_t width) {
+    const int64_t rows = source->len / width, room = out->len / width;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (starts[i] < 0 || stops[i] < starts[i] || stops[i] > rows || targets[i] < 0 ||
+            targets[i] > room || stops[i] - starts[i] > room - targets[i])
+            return -1;
+    for (Py_ssize_t i = 0; i < n; i++)
+        memcpy((char *)out->buf + targets[i] * width,
+               (const char *)source->buf + starts[i] * width,
+               (size_t)((stops[i] - starts[i]) * width));
+    return 0;
+}
+
+/* copy_ranges(out, source, starts, stops, targets, width): False when a range does not fit. */
 static PyObject *rows_copy_ranges(PyObject *self, PyObject *args) {
-    unsigned long long target, targets, source, starts, stops;
-    Py_ssize_t n, width;
-    if (!PyArg_ParseTuple(args, "KKKKKnn", &target, &targets, &source, &starts, &stops, &n,
+    PyObject *given[5], *found = NULL;
+    Py_ssize_t width;
+    Py_buffer views[5];
+    int held = 0, wrong;
+    if (!PyArg_ParseTuple(args, "OOOOOn", &given[0], &given[1], &given[2], &given[3], &given[4],
                           &width))
         return NULL;
+    for (; held < 5; held++)
+        if (held < 2 ? PyObject_GetBuffer(given[held], &views[held],
+                                          held == 0 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0
+                     : numbers_of(given[held], &views[held], PyBUF_SIMPLE) < 0)
+            goto done;
+    if (width < 1 || views[2].len != views[3].len || views[2].len != views[4].len) {
+        PyErr_SetString(PyExc_ValueError, "starts, stops and targets differ in length");
+        goto done;
+    }
     Py_BEGIN_ALLOW_THREADS
-    copy_ranges((char *)(uintptr_t)target, (const int64_t *)(uintptr_t)targets,
-                (const char *)(uintptr_t)source, (const int64_t *)(uintptr_t)starts,
-                (const int64_t *)(uintptr_t)stops, n, width);
+    wrong = copy_ranges(&views[0], &views[1], views[2].buf, views[3].buf, views[4].buf,
+                        views[2].len / 8, width);
     Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    found = PyBool_FromLong(!wrong);
+done:
+    while (held-- > 0)
+        PyBuffer_Release(&views[held]);
+    return found;
 }
 
 /* One field of a gather, as seven 64-bit numbers in an array of the caller. */
@@ -174,18 +208,6 @@ static void plan_dealloc(PyObject *self) {
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
-}
-
-/* The buffer as whole, aligned 64-bit numbers. */
-static int numbers_of(PyObject *from, Py_buffer *view, int flags) {
-    if (PyObject_GetBuffer(from, view, flags) < 0)
-        return -1;
-    if (view->len % 8 != 0 || (uintptr_t)view->buf % 8 != 0) {
-        PyBuffer_Release(view);
-        PyErr_SetString(PyExc_ValueError, "not a buffer of aligned 64-bit numbers");
-        return -1;
-    }
-    return 0;
 }
 
 /* Plan(fields, pointers, active): fields are (rows, level, width, wide, size, how). */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,28 +57,27 @@ def copy_ranges(
         raise ValueError("starts, stops and targets differ in length")
     if len(starts) == 0:
         return
-    counts = stops - starts
-    if (
-        starts.min() < 0
-        or counts.min() < 0
-        or stops.max() > len(source)
-        or targets.min() < 0
-        or (targets + counts).max() > len(out)
-    ):
-        raise ValueError(
-            f"ranges leave the {len(source)} rows of the source or the {len(out)} of the target"
-        )
-    if _rows is None or source.dtype.hasobject:
-        for first, last, place in zip(
-            starts.tolist(), stops.tolist(), targets.tolist(), strict=True
+    width = source.dtype.itemsize * math.prod(source.shape[1:])
+    if _rows is not None and source.dtype.kind in "biufc":
+        if width == 0 or _rows.copy_ranges(out, source, starts, stops, targets, width):
+            return
+    else:
+        counts = stops - starts
+        if (
+            starts.min() >= 0
+            and counts.min() >= 0
+            and stops.max() <= len(source)
+            and targets.min() >= 0
+            and (targets + counts).max() <= len(out)
         ):
-            out[place : place + last - first] = source[first:last]
-        return
-    width = source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))
-    _rows.copy_ranges(
-        _address(out), _address(targets), _address(source), _address(starts), _address(stops),
-        len(starts), width,
-    )  # fmt: skip
+            for first, last, place in zip(
+                starts.tolist(), stops.tolist(), targets.tolist(), strict=True
+            ):
+                out[place : place + last - first] = source[first:last]
+            return
+    raise ValueError(
+        f"ranges leave the {len(source)} rows of the source or the {len(out)} of the target"
+    )
 
 
 def _address(array: NDArray) -> int:

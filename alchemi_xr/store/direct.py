@@ -40,7 +40,7 @@ _DTYPES = frozenset(
 )
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 
-_Step = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+_Step = tuple[Callable[[Any], Any], Callable[..., Any]]
 
 
 class ChunkCodec:
@@ -98,6 +98,32 @@ class ChunkCodec:
             text: NDArray = VLenUTF8().decode(held).astype(object).reshape(shape)
             return text
         return np.frombuffer(held, dtype=dtype).reshape(shape).copy()
+
+    def decode_into(self, data: fs.BytesLike, shape: tuple[int, ...], out: NDArray) -> None:
+        """The first rows of a chunk of numbers, written to ``out`` (contiguous).
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            The bytes are damaged, or do not give that many rows.
+        """
+        held: Any = memoryview(data)
+        for _, decode in reversed(self.steps[1:]):
+            held = decode(held)
+        size = math.prod(shape) * out.dtype.itemsize
+        if self.steps:
+            first = self.steps[0][1]
+            if first is not _check_crc and out.nbytes == size:
+                # Decoded where it belongs; the codec says so when it does not fit.
+                given = first(held, out)
+                if given is not out and memoryview(given).nbytes != size:
+                    raise ValueError("a chunk of another size")
+                return
+            held = first(held)
+        whole = np.frombuffer(held, dtype=out.dtype)
+        if whole.nbytes != size:
+            raise ValueError(f"{whole.nbytes} bytes, {size} expected")
+        out[...] = whole.reshape(shape)[: len(out)]
 
 
 def _check_crc(data: Any) -> memoryview:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alchemi_xr.data.datapipes.cache import PieceCache
+from alchemi_xr.data.datapipes import cache as cache_module
+from alchemi_xr.data.datapipes.cache import DEFAULT_BYTES, PieceCache, default_bytes
 
 
 def piece(size: int = 10) -> Any:
@@ -116,3 +117,12 @@ def test_another_process_starts_empty() -> None:
     cache.get("a", piece())
     other = pickle.loads(pickle.dumps(cache))
     assert (other.limit, len(other)) == (77, 0)
+
+
+def test_the_default_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_free_bytes", lambda: 16 * 2**30)
+    assert default_bytes() == 2**30
+    monkeypatch.setattr(cache_module, "_free_bytes", lambda: 0)  # not told by the system
+    assert default_bytes() == DEFAULT_BYTES
+    monkeypatch.undo()
+    assert default_bytes() >= DEFAULT_BYTES

@@ -90,6 +90,7 @@ def test_every_piece_is_read_once(block: Block, snapshot: Snapshot) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Snapshot, "read_rows", read_rows)
+        patch.setattr(gather_module, "chunk_reader", lambda snapshot, name: None)
         first = read(np.arange(COUNT), block.names)
         assert len(asked) == len(set(asked)) > 10
         patch.setattr(Snapshot, "read_rows", None)  # a read would fail
@@ -132,3 +133,28 @@ def test_some_fields_alone(block: Block, snapshot: Snapshot) -> None:
     found = Gatherer(snapshot)(np.array([3, 1]), ["energy"])
     assert found.names == ["energy"]
     assert found.arrays["energy"].tolist() == [[3.0], [1.0]]
+
+
+def test_an_order_that_decodes_again_and_again_is_told_once(
+    block: Block, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ZarrWriteConfig(core={"chunk_size": 16}, meta={"chunk_size": 16})
+    StoreWriter(tmp_path / "s.zarr", config).write(block)
+    snapshot = open_store(tmp_path / "s.zarr")
+    rng = np.random.default_rng(0)
+    read = Gatherer(snapshot, PieceCache(600))
+    with caplog.at_level("WARNING", logger=gather_module.__name__):
+        for _ in range(200):
+            read(rng.permutation(COUNT)[:2], block.names)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "shuffle='block'" in caplog.text
+        assert "cache_bytes=" in caplog.text
+        caplog.clear()
+        # In order, or with room for all, there is nothing to tell.
+        for cache in (PieceCache(10**9), PieceCache(600)):
+            read = Gatherer(snapshot, cache)
+            for _ in range(40):
+                order = rng.permutation(COUNT) if cache.limit > 600 else np.arange(COUNT)
+                for start in range(0, COUNT, 8):
+                    read(order[start : start + 8], block.names)
+        assert caplog.records == []

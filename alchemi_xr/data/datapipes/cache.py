@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -16,11 +18,32 @@ import numpy as np
 
 from alchemi_xr._typing import NDArray
 
-__all__ = ["DEFAULT_BYTES", "PieceCache"]
+__all__ = ["DEFAULT_BYTES", "PieceCache", "default_bytes"]
 
-#: Enough for the chunks of all fields around one place; small beside torch itself, so that
-#: memory does not visibly grow with the store.
+#: What a cache has at least: the chunks of all fields around one place.
 DEFAULT_BYTES = 32 * 2**20
+#: Of the memory that is free, what a reader takes by default.
+_SHARE = 16
+
+
+def default_bytes() -> int:
+    """A sixteenth of the memory that is free now, and 32 MiB at least.
+
+    Most data sets fit in that once decoded, and are then decoded once.
+    """
+    return max(DEFAULT_BYTES, _free_bytes() // _SHARE)
+
+
+def _free_bytes() -> int:
+    """Memory that this process may still take; 0 where the system does not say."""
+    found = 0
+    with suppress(OSError, ValueError, StopIteration), open("/proc/meminfo") as lines:
+        found = next(int(one.split()[1]) * 1024 for one in lines if one.startswith("MemAvailable"))
+    folder = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # a container's own limit, "max" when it has none
+        limit = int((folder / "memory.max").read_text())
+        found = min(found, max(0, limit - int((folder / "memory.current").read_text())))
+    return found
 
 
 class PieceCache:
@@ -39,6 +62,8 @@ class PieceCache:
         self._bytes = 0
         self._joined = 0
         self._lock = Lock()
+        #: Pieces that were loaded, and of these dropped again.
+        self.loads = self.drops = 0
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +101,7 @@ class PieceCache:
         value.flags.writeable = False
         with self._lock:
             # Cleared meanwhile: the piece may be of a generation that is no longer wanted.
+            self.loads += 1
             if self._flying.pop(key, None) is mine:
                 self._keep(key, value)
         mine.set_result(value)
@@ -84,12 +110,14 @@ class PieceCache:
     def _keep(self, key: Hashable, value: NDArray) -> None:
         limit = self.limit - self._joined
         if value.nbytes > limit:
+            self.drops += 1
             return
         self._kept[key] = value
         self._bytes += value.nbytes
         while self._bytes > limit:
             _, dropped = self._kept.popitem(last=False)
             self._bytes -= dropped.nbytes
+            self.drops += 1
 
     def join(self, keys: Sequence[Hashable]) -> NDArray | None:
         """The arrays of these keys as one, when all are kept; it stands in for them.

@@ -9,11 +9,14 @@ order asked for is made in memory. All ways give the same block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,13 +28,21 @@ from alchemi_xr.data.datapipes.pool import BufferPool
 from alchemi_xr.data.datapipes.windows import WindowPlan, plan_windows
 from alchemi_xr.native.rows import Field, Gather, copy_ranges
 from alchemi_xr.store._compat import chunk_rows_of
+from alchemi_xr.store.chunks import ChunkReader, chunk_reader
 from alchemi_xr.store.mapped import map_rows
 from alchemi_xr.store.reader import Snapshot
+
+logger = logging.getLogger(__name__)
+
+#: Rows of a field, of one piece.
+_Load: TypeAlias = Callable[[str, int, int], NDArray]
 
 __all__ = ["Cut", "Gatherer", "piece_rows", "plan_cuts"]
 
 #: Bytes that a piece has at least: a call to zarr costs 1-3 ms however little it reads.
 _PIECE_BYTES = 2**20
+#: The same where chunks are files: most are decoded without zarr.
+_LOCAL_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,9 @@ def plan_cuts(starts: IntArray, stops: IntArray, targets: IntArray, size: int) -
 def piece_rows(snapshot: Snapshot, name: str) -> int:
     """Rows of one piece: whole chunks, of about a megabyte when chunks are small."""
     chunk = chunk_rows_of(snapshot.array(name))
-    row = max(1, int(np.prod(snapshot.tail(name), dtype=np.int64)) * snapshot.dtype(name).itemsize)
-    return chunk * max(1, _PIECE_BYTES // (chunk * row))
+    row = max(1, math.prod(snapshot.tail(name)) * snapshot.dtype(name).itemsize)
+    least = _PIECE_BYTES if snapshot.pinned is None else min(_PIECE_BYTES, _LOCAL_BYTES)
+    return chunk * max(1, least // (chunk * row))
 
 
 class Gatherer:
@@ -125,6 +137,9 @@ class Gatherer:
         self._plans: dict[tuple[str, ...], _Fields] = {}
         self._windows: dict[tuple[tuple[str, ...], Any], WindowPlan | None] = {}
         self._pool = BufferPool()
+        self._chunks: dict[str, ChunkReader | None] = {}
+        self._given = self._misfits = 0
+        self._warned = False
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -251,11 +266,56 @@ class Gatherer:
         """Fields that have to be decoded."""
         block = None
         if self.cache is not None:
-            block = _from_pieces(self.snapshot, samples, names, self.cache)
+            block = _from_pieces(self.snapshot, samples, names, self.cache, self._load)
+            self._watch(names, len(samples), fits=block is not None)
         if block is None:
             return _read(self.snapshot, samples, names)
         self._join(names)
         return block
+
+    def _load(self, name: str, start: int, stop: int) -> NDArray:
+        """Rows of one piece, decoded."""
+        try:
+            chunks = self._chunks[name]
+        except KeyError:
+            chunks = self._chunks[name] = chunk_reader(self.snapshot, name)
+        found = None if chunks is None else chunks.read(start, stop)
+        if found is None:
+            found = np.ascontiguousarray(self.snapshot.read_rows(name, start, stop))
+        return found
+
+    def _watch(self, names: Sequence[str], num: int, *, fits: bool) -> None:
+        """Say it once when an order makes the cache decode the same pieces again and again."""
+        cache = self.cache
+        if self._warned or cache is None or cache.limit == 0:
+            return
+        self._given += num
+        if not fits:
+            self._misfits += num
+        elif cache.drops == 0:
+            return
+        snapshot = self.snapshot
+        pieces = sum(-(-snapshot.schema.rows(n) // piece_rows(snapshot, n)) for n in names)
+        # Within an epoch each piece is needed once, or twice at its ends.
+        epochs = self._given / snapshot.num_samples + 1
+        often = cache.drops > pieces and cache.loads > 4 * pieces * epochs
+        if self._misfits > max(4096, snapshot.num_samples // 2) or often:
+            self._warned = True
+            size = sum(
+                self.snapshot.schema.rows(name)
+                * int(np.prod(self.snapshot.tail(name), dtype=np.int64))
+                * self.snapshot.dtype(name).itemsize
+                for name in self.names
+            )
+            logger.warning(
+                "%s: its chunks are decoded many times over, as the decoded fields (%.0f MiB) do "
+                "not fit in the reader's cache (%.0f MiB) and samples come in random order. Take "
+                "DataLoader(..., shuffle='block'), or AtomicDataZarrReader(..., cache_bytes=%d)",
+                self.snapshot.where,
+                size / 2**20,
+                cache.limit / 2**20,
+                size + size // 8,
+            )
 
     def _join(self, names: Sequence[str]) -> None:
         """Fields of which the cache has every piece are from now on one array in memory."""
@@ -302,7 +362,11 @@ def _read(snapshot: Snapshot, samples: IntArray, fields: Sequence[str]) -> Block
 
 
 def _from_pieces(
-    snapshot: Snapshot, samples: IntArray, fields: Sequence[str], cache: PieceCache
+    snapshot: Snapshot,
+    samples: IntArray,
+    fields: Sequence[str],
+    cache: PieceCache,
+    load: _Load,
 ) -> Block | None:
     """The block out of cached pieces; None when the pieces do not fit in the cache."""
     ranges: dict[Level, tuple[IntArray, IntArray, Ptr]] = {}
@@ -321,9 +385,11 @@ def _from_pieces(
             starts, stops, new = ranges[levels[name]]
             plans[key] = plan_cuts(starts, stops, new[:-1], sizes[name])
         tail, dtype = snapshot.tail(name), snapshot.dtype(name)
-        row_bytes = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
+        row_bytes = math.prod(tail) * dtype.itemsize
         needed += len(plans[key]) * min(sizes[name], snapshot.schema.rows(name)) * row_bytes
-        if needed > cache.limit:
+        # More than is kept: each piece is decoded once for this request and let go, unless
+        # it is of many chunks, of which the snapshot decodes only those that are touched.
+        if needed > cache.limit and sizes[name] != chunk_rows_of(snapshot.array(name)):
             return None
     arrays = {
         name: _take(
@@ -333,6 +399,7 @@ def _from_pieces(
             plans[levels[name], sizes[name]],
             int(ranges[levels[name]][2][-1]),
             cache,
+            load,
         )
         for name in fields
     }
@@ -357,6 +424,7 @@ def _take(
     cuts: Sequence[Cut],
     rows: int,
     cache: PieceCache,
+    load: _Load,
 ) -> NDArray:
     total = snapshot.schema.rows(name)
     out: NDArray = np.empty((rows, *snapshot.tail(name)), dtype=snapshot.dtype(name))
@@ -364,10 +432,7 @@ def _take(
         start = cut.piece * size
         stop = min(start + size, total)
 
-        def load(start: int = start, stop: int = stop) -> NDArray:
-            return np.ascontiguousarray(snapshot.read_rows(name, start, stop))
-
-        piece = cache.get((name, cut.piece), load)
+        piece = cache.get((name, cut.piece), partial(load, name, start, stop))
         copy_ranges(piece, cut.starts, cut.stops, out, cut.targets)
     return out
 

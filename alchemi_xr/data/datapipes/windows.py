@@ -76,7 +76,9 @@ def plan_windows(
             return None
         lines.append(Line(values, _NUMBERS[levels[name]], shifted=shifted, dtype=cast))
     # Rare floats are cast by torch, batch by batch.
-    late = any(line.dtype.kind == "f" and line.dtype != target for line in lines)
+    late = dtype is not None and any(
+        line.dtype.kind == "f" and (target is None or line.dtype != target) for line in lines
+    )
     return WindowPlan(
         names,
         Plan(lines, [atoms_ptr, edges_ptr], active),

@@ -21,7 +21,7 @@ from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.datapipes.backends.base import RawSample, Reader, Tensors
-from alchemi_xr.data.datapipes.cache import DEFAULT_BYTES, PieceCache
+from alchemi_xr.data.datapipes.cache import PieceCache, default_bytes
 from alchemi_xr.data.datapipes.gather import Gatherer
 from alchemi_xr.data.datapipes.validate import cast_floats
 from alchemi_xr.data.fields import canonical_level, resolve
@@ -142,8 +142,9 @@ class AtomicDataZarrReader(Reader):
     include_index_in_metadata : bool
     fields : sequence of str, optional
         Read only these.
-    cache_bytes : int
-        Decoded chunks to keep; 0 keeps none.
+    cache_bytes : int, optional
+        Decoded chunks to keep, at most; 0 keeps none. By default a sixteenth of the
+        memory that is free when the reader is made, and 32 MiB at least.
     storage_options : dict, optional
         For a URL: endpoint, credentials and the like.
 
@@ -162,7 +163,7 @@ class AtomicDataZarrReader(Reader):
         pin_memory: bool = False,
         include_index_in_metadata: bool = True,
         fields: Sequence[str] | None = None,
-        cache_bytes: int = DEFAULT_BYTES,
+        cache_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(pin_memory=pin_memory, include_index_in_metadata=include_index_in_metadata)
@@ -172,7 +173,7 @@ class AtomicDataZarrReader(Reader):
             self._snapshot = open_store(store, storage_options=storage_options)
         self._place = self._snapshot.place
         self._chosen = None if fields is None else self._known(fields)
-        self._cache = PieceCache(cache_bytes)
+        self._cache = PieceCache(default_bytes() if cache_bytes is None else cache_bytes)
         self._choices: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
         self._gather = Gatherer(self._snapshot, self._cache)
         # Positions of the samples that are not deleted; of the generation held.
