@@ -71,10 +71,10 @@ def _root(
 
 
 def _add_commands() -> None:
-    from alchemi_xr.cli import analyse, campaign, convert, inspect, maintain, recommend
+    from alchemi_xr.cli import analyse, bench_io, campaign, convert, inspect, maintain, recommend
     from alchemi_xr.cli import export as out
 
-    for module in (convert, out, inspect, maintain, recommend, analyse, campaign):
+    for module in (convert, out, inspect, maintain, recommend, bench_io, analyse, campaign):
         module.register(app)
 
 
