@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,19 @@ Nonfinite = Annotated[str, typer.Option("--nonfinite", help="NaN and infinity: k
 MaxForce = Annotated[
     float | None, typer.Option("--max-force", help="Set aside samples above it, eV/Å.")
 ]
+Where = Annotated[
+    str | None, typer.Option("--where", help="Keep samples of which this is true: 'fmax < 50'.")
+]
+Function = Annotated[
+    str | None, typer.Option("--function", help="MODULE:NAME of a function of blocks.")
+]
+Wrap = Annotated[bool, typer.Option("--wrap", help="Put positions into the periodic cell.")]
+Baseline = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--baseline", help="ELEMENT=eV taken off the energy (repeatable), or a JSON file of them."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, one line at the end.")]
 ReportPath = Annotated[
     Path | None, typer.Option("--report", help="Write the whole report there, as JSON.")
@@ -64,6 +79,10 @@ def convert(
     field: Fields = None,
     nonfinite: Nonfinite = "keep",
     max_force: MaxForce = None,
+    where: Where = None,
+    function: Function = None,
+    wrap: Wrap = False,
+    baseline: Baseline = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="raw, fast, balanced, small, lossy:<bits>.")
     ] = None,
@@ -93,6 +112,7 @@ def convert(
     options = _options(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
+    options |= _stages(where, function, wrap, baseline)
     if workers is not None and scheduler is not None:
         raise ConfigError("convert", "give --workers or --scheduler, not both")
     from alchemi_xr.etl.conversion import convert as run
@@ -128,6 +148,10 @@ def append(
     field: Fields = None,
     nonfinite: Nonfinite = "keep",
     max_force: MaxForce = None,
+    where: Where = None,
+    function: Function = None,
+    wrap: Wrap = False,
+    baseline: Baseline = None,
     quiet: Quiet = False,
     report: ReportPath = None,
 ) -> None:
@@ -136,6 +160,7 @@ def append(
     options = _options(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
+    options |= _stages(where, function, wrap, baseline)
     from alchemi_xr.etl.conversion import append as run
 
     _show(run(sources, destination, progress=not quiet, **options), quiet, report)
@@ -171,6 +196,29 @@ def _options(
         "nonfinite": nonfinite,
         "max_force": max_force,
     }
+
+
+def _stages(
+    where: str | None, function: str | None, wrap: bool, baseline: list[str] | None
+) -> dict[str, Any]:
+    if function is not None and "" not in sys.path:
+        # A command has no folder of its own to import from, unlike a script.
+        sys.path.insert(0, "")
+    return {"where": where, "function": function, "wrap": wrap, "baseline": _baseline(baseline)}
+
+
+def _baseline(texts: list[str] | None) -> dict[str, Any] | None:
+    if not texts:
+        return None
+    if len(texts) == 1 and "=" not in texts[0]:
+        try:
+            found = json.loads(Path(texts[0]).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "--baseline", f"{texts[0]!r} is no JSON file ({error})", expected='{"H": -13.6, …}'
+            ) from None
+        return dict(found) if isinstance(found, dict) else found
+    return dict(_pairs(texts, "--baseline"))
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:

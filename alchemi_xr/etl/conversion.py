@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from alchemi_xr._typing import BoolArray, PathLike
+from alchemi_xr.data.block import Block
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.report import ConvertReport, FieldReport
 from alchemi_xr.etl.request import Request
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
+from alchemi_xr.etl.stages import make_stages
 from alchemi_xr.plan.client import Runner, open_runner
 from alchemi_xr.plan.elsewhere import check_place, check_reach, destination_of, open_job
 from alchemi_xr.plan.job import Recipe
@@ -50,6 +53,10 @@ def convert(
     fields: Sequence[str] | None = None,
     nonfinite: Literal["keep", "quarantine"] = "keep",
     max_force: float | None = None,
+    where: str | None = None,
+    function: Callable[[Block], Block] | str | None = None,
+    wrap: bool = False,
+    baseline: Mapping[str, float] | None = None,
     profile: Any = None,
     client: Any = None,
     threads: int | None = None,
@@ -89,6 +96,16 @@ def convert(
     nonfinite : {"keep", "quarantine"}
     max_force : float, optional
         Set samples aside that have a larger force, eV/Å.
+    where : str, optional
+        Keep the samples of which this is true: ``"natoms < 200 and fmax < 50"``; see
+        :class:`~alchemi_xr.etl.predicate.Predicate`.
+    function : callable or "module:name", optional
+        Of a :class:`~alchemi_xr.data.block.Block`, flat arrays of many samples: gives
+        one with the same samples and other values or fields.
+    wrap : bool
+        Put positions into the cell, along periodic axes.
+    baseline : dict of str to float, optional
+        Energy of an atom of each element, eV, that is taken off the energy.
     profile : str, ZarrWriteConfig or mapping, optional
         How the store is cut and compressed.
     client : None, int, str, LocalCluster or Client
@@ -132,6 +149,7 @@ def convert(
         nonfinite=nonfinite,
         max_force=max_force,
         options=options,
+        stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
     )
     with (
         open_runner(client, threads=threads) as runner,
@@ -154,13 +172,32 @@ def convert(
         report = _report(given, plan, journal, name)
         mask = np.ones(plan.num_samples, dtype=bool)
         mask[[r.sample for r in report.rejects if r.sample is not None]] = False
+        for stats in journal.extents.values():
+            for first, count in (*stats.left_out, *stats.undecided):
+                mask[first : first + count] = False
         _check_some_left(mask, report, given)
         _count_kept(report, given.scan, mask)
         writer.commit(None if mask.all() else mask)
         report.output_bytes = job.built_bytes()
         job.publish(overwrite=overwrite)
+        thin = isinstance(destination, Path) and bool(report.left_out or report.undecided)
+        if thin:
+            # The rows of samples that are left out go below, and with them these places.
+            report.rejects = [replace(r, sample=None) for r in report.rejects]
         if Quarantine(job.rejects).write(report.rejects):
             report.rejects_path = str(job.rejects)
+    if thin:
+        from alchemi_xr.etl.maintain import defragment
+
+        made = defragment(
+            destination, client=client, threads=threads, memory=memory, progress=progress
+        )
+        report.output_bytes = made.output_bytes
+    elif report.left_out or report.undecided:
+        report.notes.append(
+            "the rows of samples that are left out are marked as deleted; defragment with a "
+            "destination writes a store without them"
+        )
     report.resumed = resumed
     report.seconds = time.perf_counter() - begun
     return report
@@ -180,6 +217,10 @@ def plan_convert(
     fields: Sequence[str] | None = None,
     nonfinite: Literal["keep", "quarantine"] = "keep",
     max_force: float | None = None,
+    where: str | None = None,
+    function: Callable[[Block], Block] | str | None = None,
+    wrap: bool = False,
+    baseline: Mapping[str, float] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """What :func:`convert` would do, from a scan alone; nothing is written.
@@ -201,6 +242,7 @@ def plan_convert(
         nonfinite=nonfinite,
         max_force=max_force,
         options=options,
+        stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
     )
     given.run_scan(None, plain_map)
     return given.plan(as_config(profile))
@@ -238,9 +280,18 @@ def _check_some_left(mask: BoolArray, report: ConvertReport, given: Request) -> 
     if not mask.any():
         raise SourceError(
             given.paths[0],
-            f"every sample was rejected (the first: {report.rejects[0].reason})",
-            mend="look at the input, or loosen nonfinite= and max_force=",
+            f"every sample was {_why_none(report)}",
+            mend="look at the input, or loosen nonfinite=, max_force= and where=",
         )
+
+
+def _why_none(report: ConvertReport) -> str:
+    if report.rejects and not (report.left_out or report.undecided):
+        return f"rejected (the first: {report.rejects[0].reason})"
+    return (
+        f"rejected ({len(report.rejects):,}), left out by the condition ({report.left_out:,}) "
+        f"or undecided ({report.undecided:,})"
+    )
 
 
 def _report(given: Request, plan: Plan, journal: Journal, dst: str) -> ConvertReport:
@@ -271,6 +322,8 @@ def _report(given: Request, plan: Plan, journal: Journal, dst: str) -> ConvertRe
         notes=[*given.notes(), *(n for s in stats for n in s.notes)],
         rejects=rejects,
         input_bytes=given.input_bytes,
+        left_out=sum(n for s in stats for _, n in s.left_out),
+        undecided=sum(n for s in stats for _, n in s.undecided),
     )
 
 
@@ -299,6 +352,10 @@ def append(
     fields: Sequence[str] | None = None,
     nonfinite: Literal["keep", "quarantine"] = "keep",
     max_force: float | None = None,
+    where: str | None = None,
+    function: Callable[[Block], Block] | str | None = None,
+    wrap: bool = False,
+    baseline: Mapping[str, float] | None = None,
     progress: bool | Progress = True,
     options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -332,18 +389,23 @@ def append(
         nonfinite=nonfinite,
         max_force=max_force,
         options=options,
+        stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
     )
     given.run_scan(None, plain_map)
     writer = StoreWriter(os.fspath(dst))
-    samples = atoms = 0
+    samples = atoms = left_out = undecided = 0
     rejects = list(given.scan.rejects)
     with open_progress(progress) as shown:
         shown.start("append", len(given.scan.num_atoms), "samples")
         for partition in given.scan.partitions:
             result = given.reading(partition)
-            bad = {r.sample for r in result.rejects}
-            keep = np.array([i for i in range(result.block.num_samples) if i not in bad], np.int64)
-            block = result.block.take(keep) if bad else result.block
+            keep = np.ones(result.block.num_samples, dtype=bool)
+            keep[[r.sample for r in result.rejects if r.sample is not None]] = False
+            keep[result.left_out] = False
+            keep[result.undecided] = False
+            left_out += len(result.left_out)
+            undecided += len(result.undecided)
+            block = result.block if keep.all() else result.block.take(np.flatnonzero(keep))
             rejects += result.rejects
             if block.num_samples:
                 writer.append(block)
@@ -363,6 +425,8 @@ def append(
         rejects=_in_input_order(rejects, given.paths),
         input_bytes=given.input_bytes,
         seconds=time.perf_counter() - begun,
+        left_out=left_out,
+        undecided=undecided,
     )
     if rejects:
         path = os.path.abspath(os.fspath(dst)) + ".rejects.jsonl"

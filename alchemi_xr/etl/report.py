@@ -47,6 +47,9 @@ class ConvertReport:
     samples, atoms, edges : int
         Written and kept.
     rejected : int
+    left_out, undecided : int
+        Samples that the condition (``where``) did not keep; those about which it could
+        not be decided, for a value is missing or NaN (not kept either).
     keys : dict of str to int
         By name in the input: records that have it.
     fields : dict of str to FieldReport
@@ -81,6 +84,8 @@ class ConvertReport:
     output_bytes: int = 0
     seconds: float = 0.0
     resumed: bool = False
+    left_out: int = 0
+    undecided: int = 0
 
     @property
     def samples_per_second(self) -> float:
@@ -92,6 +97,10 @@ class ConvertReport:
             f"{self.destination}: {self.records:,} records in, {self.samples:,} written "
             f"({self.atoms:,} atoms), {self.rejected:,} rejected"
         )
+        if self.left_out or self.undecided:
+            text += f", {self.left_out:,} left out"
+        if self.undecided:
+            text += f", {self.undecided:,} undecided"
         rate = self.input_bytes / self.seconds if self.seconds else 0.0
         text += (
             f"; {self.seconds:.1f} s, {self.samples_per_second:,.0f} samples/s, "

@@ -14,6 +14,7 @@ from alchemi_xr.errors import AlchemiError, ConfigError, SourceError
 from alchemi_xr.etl.inputs import content_files, expand, find_source
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.source import Mapper, Scan, Source
+from alchemi_xr.etl.stages import Stages
 from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
 from alchemi_xr.plan.plan import Extent, Plan, make_plan, shard_rows
 from alchemi_xr.plan.rejects import Reject
@@ -42,6 +43,7 @@ class Request:
         nonfinite: str,
         max_force: float | None,
         options: Mapping[str, Any] | None,
+        stages: Stages | None = None,
     ) -> None:
         if on_error not in ("raise", "quarantine"):
             raise ConfigError("on_error", "not known", found=on_error, expected="raise, quarantine")
@@ -69,6 +71,7 @@ class Request:
         self.checks = Checks(nonfinite == "quarantine", max_force)
         self.asked = {"units": dict(units or {}), "dtype": dtype, "fields": fields}
         self.options = dict(options or {})
+        self.stages = stages or Stages()
         self.input_bytes = sum(os.path.getsize(f) for p in self.paths for f in content_files(p))
         self.scan: Scan
         self.source: Source
@@ -121,13 +124,23 @@ class Request:
         # What the user says of a unit wins over what the file or its format says.
         asked: dict[str, Any] = {**self.asked, "units": {**self.scan.units, **given}}
         self.transform = make_transform(self.scan.schema, where=self.paths[0], **asked)
+        self._layouts = self.transform.layouts(self.scan.schema)
+        if self.stages.function is not None:
+            # What the function makes of the first samples shows which fields there will be.
+            probe = self.reading(self.scan.partitions[0]).block
+            self._layouts = self.stages.layouts(self._layouts, probe)
+        levels = {layout.name: (layout.level, layout.tail) for layout in self._layouts}
+        if self.stages.where is not None:
+            self.stages.where.check(levels)
+        for name in (n for n in REQUIRED if n not in levels):
+            raise ConfigError("function", f"leaves out {name}", mend="every store has it")
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.source, self.transform, self.checks, self.raises)
+        return Reading(self.source, self.transform, self.checks, self.raises, self.stages)
 
     def layouts(self) -> tuple[FieldLayout, ...]:
-        return self.transform.layouts(self.scan.schema)
+        return self._layouts
 
     def plan(self, config: ZarrWriteConfig) -> Plan:
         """Offsets and shards of the whole conversion; nothing is written."""
@@ -173,6 +186,7 @@ class Request:
             "names": dict(self.names.mapping),
             "transform": repr(self.transform),
             "checks": repr(self.checks),
+            "stages": self.stages.identity(),
             "raises": self.raises,
             "config": repr(config),
         }
@@ -187,4 +201,5 @@ class Request:
             "key_map": dict(self.names.mapping),
             "units": {**self.scan.units, **self.asked["units"]},  # type: ignore[dict-item]
             "records": self.scan.records,
+            **({"stages": self.stages.said()} if self.stages.any else {}),
         }

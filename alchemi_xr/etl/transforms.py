@@ -15,6 +15,7 @@ from alchemi_xr.data.fields import FIELDS, resolve
 from alchemi_xr.errors import AlchemiError, ConfigError, SourceError, UnknownFieldError, nearest
 from alchemi_xr.etl.schema import Schema
 from alchemi_xr.etl.source import Partition, Source
+from alchemi_xr.etl.stages import Stages
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 from alchemi_xr.store.bulk import FieldLayout
@@ -233,6 +234,7 @@ class Reading:
     transform: Transform
     checks: Checks = Checks()
     raises: bool = True
+    stages: Stages = field(default_factory=Stages)
 
     def __call__(self, payload: Partition) -> PartResult:
         """The samples of a partition, as they go to the store.
@@ -258,7 +260,8 @@ class Reading:
         if rejects and self.raises:
             raise rejects[0].error()
         taken = {reject.sample for reject in rejects}
-        for sample, name, reason in _too_large(block, self.transform.dtypes):
+        block, unfit = self.stages(block)
+        for sample, name, reason in [*unfit, *_too_large(block, self.transform.dtypes)]:
             if sample not in taken:
                 taken.add(sample)
                 file, frame = self._origin(payload, sample)
@@ -270,7 +273,17 @@ class Reading:
                 file, frame = self._origin(payload, sample)
                 rejects.append(Reject(file, frame, reason, field=name, sample=sample))
         rejects.sort(key=lambda r: -1 if r.sample is None else r.sample)
-        return PartResult(block, rejects, result.notes)
+        return self._filtered(PartResult(block, rejects, result.notes))
+
+    def _filtered(self, result: PartResult) -> PartResult:
+        verdict = self.stages.verdict(result.block)
+        if verdict is None:
+            return result
+        whole = np.ones(result.block.num_samples, dtype=bool)
+        whole[[r.sample for r in result.rejects if r.sample is not None]] = False
+        result.undecided = np.flatnonzero(whole & verdict.unknown)
+        result.left_out = np.flatnonzero(whole & ~verdict.keep & ~verdict.unknown)
+        return result
 
     def _origin(self, payload: Partition, sample: int) -> tuple[str, int]:
         paths: Sequence[str] = getattr(self.source, "paths", ())

@@ -97,6 +97,8 @@ class Journal:
                     record["notes"],
                     record["fields"],
                     record["nonfinite_samples"],
+                    record.get("left_out", []),
+                    record.get("undecided", []),
                 )
         if len(whole) < len(text):
             with self.path.open("r+b") as file:

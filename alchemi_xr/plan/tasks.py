@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from alchemi_xr._typing import BoolArray, Level, NDArray
+from alchemi_xr._typing import BoolArray, IntArray, Level, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import expand_mask
 from alchemi_xr.data.fields import LEVELS, fill_for
@@ -52,11 +52,16 @@ class PartResult:
         With ``sample`` counted from the extent's first.
     notes : list of str
         Warnings for the report.
+    left_out, undecided : int64 array, optional
+        Samples that a condition does not keep, and those about which it cannot be
+        decided; they keep their rows, too.
     """
 
     block: Block
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left_out: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    undecided: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Reader(Protocol):
@@ -70,13 +75,16 @@ class PartStats:
     """What the report and the journal keep of an extent.
 
     ``fields`` has, by name, the samples that carry the field and its rows with
-    a NaN and with an infinity.
+    a NaN and with an infinity. ``left_out`` and ``undecided`` are runs of samples
+    of the store, (first, how many).
     """
 
     rejects: list[Reject]
     notes: list[str]
     fields: dict[str, dict[str, int]]
     nonfinite_samples: int
+    left_out: list[list[int]] = field(default_factory=list)
+    undecided: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -141,7 +149,16 @@ def load(reader: Reader, plan: PlanCore, source: ReadTask) -> Loaded:
     rejects = [_moved(reject, source.sample) for reject in result.rejects]
     skip = np.zeros(block.num_samples, dtype=bool)
     skip[[r.sample for r in result.rejects if r.sample is not None]] = True
-    stats = PartStats(rejects, list(result.notes), {}, 0)
+    stats = PartStats(
+        rejects,
+        list(result.notes),
+        {},
+        0,
+        _runs(result.left_out, source.sample),
+        _runs(result.undecided, source.sample),
+    )
+    skip[result.left_out] = True
+    skip[result.undecided] = True
     bad = np.zeros(block.num_samples, dtype=bool)
     arrays: dict[str, NDArray] = {}
     present: dict[str, BoolArray] = {}
@@ -167,6 +184,16 @@ def load(reader: Reader, plan: PlanCore, source: ReadTask) -> Loaded:
         shift = np.repeat(block.atoms_ptr[:-1] + source.atom, np.diff(block.edges_ptr))
         arrays["neighbor_list"] = pairs + shift[:, None].astype(pairs.dtype)
     return Loaded(arrays, present, stats)
+
+
+def _runs(samples: IntArray, first: int) -> list[list[int]]:
+    """Samples as (first, how many), counted from the store's first one."""
+    if len(samples) == 0:
+        return []
+    ends = np.flatnonzero(np.diff(samples) != 1)
+    starts = np.concatenate(([0], ends + 1))
+    stops = np.concatenate((ends + 1, [len(samples)]))
+    return np.column_stack((samples[starts] + first, stops - starts)).tolist()  # type: ignore[no-any-return]
 
 
 def cut(loaded: Loaded, rows: Cut) -> dict[str, Any]:
