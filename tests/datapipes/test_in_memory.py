@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,41 @@ def test_wrong_arguments(store: Path, make_samples: Any) -> None:
     AtomicDataZarrWriter(store).delete(list(range(23)))
     with pytest.raises(ConfigError, match="empty reader"):
         InMemoryDataset(reader=AtomicDataZarrReader(store))
+
+
+def test_batches_are_those_torch_would_choose(make_samples: Any) -> None:
+    samples = make_samples(9, holes=True)
+    whole = Batch.from_data_list(samples)
+    dataset = InMemoryDataset(whole)
+    lists = [[3, 2, -1], [0], [8, 8]]
+
+    def check() -> None:
+        for found, one in zip(dataset.load_batches(lists), lists, strict=True):
+            want = dataset.in_memory_batch.index_select(one)
+            assert [name for name, _ in found] == [name for name, _ in want]
+            for name, values in want:
+                assert values.dtype == found[name].dtype
+                assert torch.equal(values.nan_to_num(-1), found[name].nan_to_num(-1)), name
+            assert torch.equal(found.batch_ptr, want.batch_ptr)
+            assert torch.equal(found.edges_ptr, want.edges_ptr)
+            assert found.has("forces").tolist() == want.has("forces").tolist()
+
+    check()
+    # Fields set anew, changed in place, or of a kind that only torch can choose from.
+    whole["positions"] = whole.positions + 1
+    check()
+    whole.positions.mul_(2)
+    check()
+    whole["extra"] = torch.ones(whole.num_nodes, dtype=torch.bfloat16)
+    check()
+    whole["extra"] = torch.ones(whole.num_nodes, 2, dtype=torch.float64)
+    check()
+    whole.positions.requires_grad_()
+    check()
+    dataset.in_memory_batch = Batch.from_data_list(samples[::-1])
+    check()
+    # A batch given is not the memory of the dataset.
+    dataset.load_batches([[0]])[0].positions.zero_()
+    check()
+    again = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(again.get_batch([1]).positions, dataset.get_batch([1]).positions)

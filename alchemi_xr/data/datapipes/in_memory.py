@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from alchemi_xr.data.batch import Batch
@@ -14,8 +16,10 @@ from alchemi_xr.data.datapipes.dataset import compose_batch
 from alchemi_xr.data.datapipes.prefetch import Loaded, PrefetchingDataset, batch_tensors
 from alchemi_xr.data.datapipes.streams import Staged, on_stream, record_event, resolve_device
 from alchemi_xr.data.datapipes.validate import match_dtypes, validate_batch
+from alchemi_xr.data.datapipes.windows import WindowPlan, plan_windows
 from alchemi_xr.data.transforms import Compose
 from alchemi_xr.errors import ArgumentTypeError, ConfigError
+from alchemi_xr.native import available
 
 __all__ = ["InMemoryDataset"]
 
@@ -78,6 +82,7 @@ class InMemoryDataset(PrefetchingDataset):
                 reader, chunk_size, transform, validate=not skip_validation
             )
         self._pin_memory = False
+        self._planned: tuple[tuple[Any, ...], WindowPlan | None] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -117,6 +122,49 @@ class InMemoryDataset(PrefetchingDataset):
             return batch
         return batch.to(self.target_device, non_blocking=True)
 
+    def _plan(self) -> WindowPlan | None:
+        """The gather of the batch as it is now, or None where torch has to choose the rows."""
+        batch = self.in_memory_batch
+        # A field that was set anew has other memory.
+        key = (batch._atoms, batch._edges, *batch._fields.values(), *batch._present.values())
+        if self._planned is not None:
+            held = self._planned[0]
+            if len(held) == len(key) and all(a is b for a, b in zip(held, key, strict=True)):
+                return self._planned[1]
+        plan = None
+        plain = all(
+            value.device.type == "cpu" and not value.requires_grad and value.is_contiguous()
+            and value.dtype != torch.bfloat16
+            for value in batch._fields.values()
+        )  # fmt: skip
+        if plain and available()["rows"]:
+            plan = plan_windows(
+                {name: value.numpy() for name, value in batch._fields.items()},
+                batch._levels,
+                batch._atoms.host,
+                batch._edges.host,
+                present={name: mask.numpy() for name, mask in batch._present.items()},
+                units=batch._units,
+            )
+        self._planned = key, plan
+        return plan
+
+    def _chosen(self, lists: Sequence[Sequence[int]]) -> list[Batch]:
+        plan = self._plan()
+        if plan is None:
+            return [self._select(positions) for positions in lists]
+        samples = np.concatenate([np.asarray(one, dtype=np.int64) for one in lists])
+        bounds = np.fromiter(accumulate(map(len, lists), initial=0), np.int64, len(lists) + 1)
+        batches = plan(samples, bounds)
+        assert batches is not None  # positions are checked
+        if self.target_device is None or self.target_device.type == "cpu":
+            return batches
+        return [batch.to(self.target_device, non_blocking=True) for batch in batches]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Addresses are of this process.
+        return {**super().__getstate__(), "_planned": None}
+
     def _load(self, positions: list[int], stream: Any) -> Staged[Loaded]:
         with on_stream(stream):
             loaded = Loaded(self._select(positions), [{} for _ in positions])
@@ -124,10 +172,12 @@ class InMemoryDataset(PrefetchingDataset):
         return Staged(loaded, event, Loaded.tensors)
 
     def _stage_batches(self, lists: Sequence[Sequence[int]], stream: Any) -> list[Staged[Batch]]:
+        if stream is None:
+            return [Staged(batch) for batch in self._chosen(lists)]
         staged = []
         for positions in lists:
             with on_stream(stream):
-                batch = self._select(positions)
+                (batch,) = self._chosen([positions])
                 staged.append(Staged(batch, record_event(stream), batch_tensors))
         return staged
 
