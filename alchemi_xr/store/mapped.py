@@ -27,6 +27,16 @@ _lock = threading.Lock()
 _held = 0
 
 
+def _after_fork() -> None:
+    # The thread that held it in the parent is not here to give it back.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def mapped_files() -> int:
     """Chunk files that this process has mapped."""
     return _held

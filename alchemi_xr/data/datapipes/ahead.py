@@ -6,6 +6,7 @@ read and in which order is decided elsewhere.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,8 @@ _MOST_AT_ONCE = 32
 
 #: Batches, the seconds they took, and the error that came after them.
 _Read: TypeAlias = tuple[deque[Staged[Batch]], float, Exception | None]
+#: Dataset, indices of each batch, batches of one read, stream.
+_Ask: TypeAlias = tuple[Any, list[Sequence[int]], int, Any]
 
 
 def read_now(dataset: Any, plan: Iterator[Sequence[int]]) -> Generator[Batch, None, None]:
@@ -55,20 +58,25 @@ def read_ahead(
                 yield staged.wait()
         return
     executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
-    flying: deque[Future[_Read]] = deque()
-    number, reads = 0, 1
+    flying: deque[tuple[Future[_Read], _Ask]] = deque()
+    number, reads, process = 0, 1, os.getpid()
     try:
         while True:
+            if os.getpid() != process:
+                # Forked meanwhile: the threads that would bring these are in the parent.
+                process = os.getpid()
+                executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
+                flying = deque((executor.submit(_stage_many, *ask), ask) for _, ask in flying)
             while len(flying) < FUSED_QUEUE:
                 lists = list(islice(plan, window * reads))
                 if not lists:
                     break
-                stream = _turn(streams, number)
-                flying.append(executor.submit(_stage_many, dataset, lists, window, stream))
+                ask = dataset, lists, window, _turn(streams, number)
+                flying.append((executor.submit(_stage_many, *ask), ask))
                 number += 1
             if not flying:
                 return
-            ready, seconds, error = flying.popleft().result()
+            ready, seconds, error = flying.popleft()[0].result()
             # Handing over to a thread and back costs as much as a hundred samples out of
             # mapped files: what is read in no time is read many at once.
             if seconds < _WORTH_A_THREAD and reads * window < _MOST_AT_ONCE:
@@ -81,9 +89,11 @@ def read_ahead(
             if error is not None:
                 raise error
     finally:
-        for future in flying:
-            future.cancel()
-        executor.shutdown(wait=True, cancel_futures=True)
+        # A forked child ends nothing: locks of these may be held for ever.
+        if os.getpid() == process:
+            for future, _ in flying:
+                future.cancel()
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _turn(streams: Sequence[Any], number: int) -> Any:

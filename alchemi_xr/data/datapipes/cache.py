@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from alchemi_xr._typing import NDArray
+from alchemi_xr.data.datapipes.forks import renew_in_child
 
 __all__ = ["DEFAULT_BYTES", "PieceCache", "default_bytes"]
 
@@ -64,6 +65,14 @@ class PieceCache:
         self._lock = Lock()
         #: Pieces that were loaded, and of these dropped again.
         self.loads = self.drops = 0
+        renew_in_child(self)
+
+    def renew(self) -> None:
+        """In a forked child: nobody holds the lock, and nobody brings what was flying."""
+        self._lock = Lock()
+        self._flying = {}
+        # The fork may have come between a piece and its bytes.
+        self._bytes = sum(piece.nbytes for piece in self._kept.values())
 
     @property
     def nbytes(self) -> int:

@@ -24,6 +24,7 @@ from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.datapipes.cache import PieceCache
+from alchemi_xr.data.datapipes.forks import renew_in_child
 from alchemi_xr.data.datapipes.pool import BufferPool
 from alchemi_xr.data.datapipes.windows import WindowPlan, plan_windows
 from alchemi_xr.native.rows import Field, Gather, copy_ranges
@@ -140,6 +141,11 @@ class Gatherer:
         self._chunks: dict[str, ChunkReader | None] = {}
         self._given = self._misfits = 0
         self._warned = False
+        self._lock = Lock()
+        renew_in_child(self)
+
+    def renew(self) -> None:
+        """In a forked child: nobody holds the lock; maps stay."""
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:

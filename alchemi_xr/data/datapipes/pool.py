@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from alchemi_xr._typing import NDArray
+from alchemi_xr.data.datapipes.forks import renew_in_child
 
 __all__ = ["BufferPool"]
 
@@ -48,6 +49,12 @@ class BufferPool:
         self.limit = limit
         self._buffers: list[NDArray] = []
         self._lock = Lock()
+        renew_in_child(self)
+
+    def renew(self) -> None:
+        """In a forked child: nobody holds the lock, and its memory is a copy."""
+        self._lock = Lock()
+        self._buffers = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
         """An array with anything in it."""
