@@ -189,8 +189,8 @@ def _options(
         "on_error": on_error,
         "energy_key": energy_key or None,
         "forces_key": forces_key or None,
-        "key_map": _pairs(key_map, "--map"),
-        "units": _pairs(units, "--units"),
+        "key_map": pairs(key_map, "--map"),
+        "units": pairs(units, "--units"),
         "dtype": _dtypes(dtype),
         "fields": field or None,
         "nonfinite": nonfinite,
@@ -218,10 +218,11 @@ def _baseline(texts: list[str] | None) -> dict[str, Any] | None:
                 "--baseline", f"{texts[0]!r} is no JSON file ({error})", expected='{"H": -13.6, …}'
             ) from None
         return dict(found) if isinstance(found, dict) else found
-    return dict(_pairs(texts, "--baseline"))
+    return dict(pairs(texts, "--baseline"))
 
 
-def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict."""
     out = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -236,7 +237,7 @@ def _dtypes(texts: list[str] | None) -> str | dict[str, str] | None:
         return None
     if len(texts) == 1 and "=" not in texts[0]:
         return texts[0]
-    return _pairs(texts, "--dtype")
+    return pairs(texts, "--dtype")
 
 
 def parse_bytes(text: str) -> int:

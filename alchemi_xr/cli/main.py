@@ -73,8 +73,19 @@ def _root(
 def _add_commands() -> None:
     from alchemi_xr.cli import analyse, bench_io, campaign, convert, inspect, maintain, recommend
     from alchemi_xr.cli import export as out
+    from alchemi_xr.cli import stats as statistics
 
-    for module in (convert, out, inspect, maintain, recommend, bench_io, analyse, campaign):
+    for module in (
+        convert,
+        out,
+        inspect,
+        statistics,
+        maintain,
+        recommend,
+        bench_io,
+        analyse,
+        campaign,
+    ):
         module.register(app)
 
 
