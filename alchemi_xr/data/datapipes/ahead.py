@@ -23,6 +23,7 @@ __all__ = ["read_ahead", "read_now"]
 #: Seconds below which a read ahead takes more batches, and how many at most.
 _WORTH_A_THREAD = 1.5e-3
 _MOST_AT_ONCE = 32
+_MOST_OF_NO_THREAD = 8
 
 #: Batches, the seconds they took, and the error that came after them.
 _Read: TypeAlias = tuple[deque[Staged[Batch]], float, Exception | None]
@@ -53,13 +54,22 @@ def read_ahead(
     """
     workers = int(getattr(dataset, "num_workers", 1))
     if workers == 0:
-        while lists := list(islice(plan, window)):
-            for staged in _stage(dataset, lists, _turn(streams, 0)):
-                yield staged.wait()
+        # Nothing is in flight, but a few batches of one gather cost less than each alone.
+        most = window
+        while lists := list(islice(plan, most)):
+            ready, seconds, error = _stage_many(dataset, lists, window, _turn(streams, 0))
+            if seconds < _WORTH_A_THREAD and most < _MOST_OF_NO_THREAD:
+                most *= 2
+            while ready:
+                yield ready.popleft().wait()
+            if error is not None:
+                raise error
         return
     executor = ThreadPoolExecutor(min(workers, FUSED_QUEUE), THREAD_PREFIX)
     flying: deque[tuple[Future[_Read], _Ask]] = deque()
-    number, reads, process = 0, 1, os.getpid()
+    # What was found out in the epoch before still holds in this one.
+    reads = min(int(getattr(dataset, "_together", 1)), max(1, _MOST_AT_ONCE // window))
+    number, process = 0, os.getpid()
     try:
         while True:
             if os.getpid() != process:
@@ -83,6 +93,8 @@ def read_ahead(
                 reads *= 2
             elif seconds > 8 * _WORTH_A_THREAD and reads > 1:
                 reads //= 2
+            if hasattr(dataset, "_together"):
+                dataset._together = reads
             while ready:
                 # Taken out before it is given: nothing here keeps a batch alive.
                 yield ready.popleft().wait()

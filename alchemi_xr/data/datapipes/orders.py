@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+# NumPy loads it when it is asked for, which would be in the first batch.
+from numpy.random import default_rng
+
 from alchemi_xr._typing import IntArray
 from alchemi_xr.errors import IndexRangeError
 
@@ -48,7 +51,7 @@ def epoch_order(
     """
     if not shuffle:
         return np.arange(length, dtype=np.int64)
-    rng = np.random.default_rng([seed, epoch])
+    rng = default_rng([seed, epoch])
     if shuffle != "block" or block_starts is None or len(block_starts) < 2:
         return rng.permutation(length).astype(np.int64, copy=False)
     bounds = np.append(block_starts, length)

@@ -175,6 +175,8 @@ class PrefetchingDataset(ABC):
         self.num_workers = num_workers
         self._executor: ThreadPoolExecutor | None = None
         self._closed = False
+        # Reads that the loader puts together, as far as it has found that out.
+        self._together = 1
         self._samples: dict[int, _Pending] = {}
         self._batches: dict[tuple[int, ...], Future[Staged[Loaded]]] = {}
         self._fused: deque[Future[list[Staged[Batch]]]] = deque()

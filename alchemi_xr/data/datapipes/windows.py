@@ -25,6 +25,7 @@ from alchemi_xr.native.plan import Line, Plan
 __all__ = ["WindowPlan", "plan_windows"]
 
 _CPU = torch.device("cpu")
+_ONE = np.array([0, 1], np.int64)
 #: Number of a level's pointer; the last place of a list of sizes for systems.
 _NUMBERS: dict[Level, int] = {"atom": 0, "edge": 1, "system": -1}
 _CASTS = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -160,6 +161,22 @@ class WindowPlan:
             )
             first, starts = last, stops
         return batches
+
+    def sample(self, index: int) -> dict[str, torch.Tensor] | None:
+        """Tensors of one sample by field, edges its own; None when it is out of range."""
+        bounds = _ONE
+        measured = self._plan.measure(np.array([index], np.int64), bounds)
+        if measured is None:
+            return None
+        scratch, rows = measured
+        sizes = (*rows, 1)
+        outs = [np.empty((sizes[level], *tail), dtype) for level, tail, dtype in self._lines]
+        self._plan.fill(scratch, bounds, outs, local=True)
+        return {
+            name: torch.from_numpy(out)
+            for (name, _), out in zip(self._fields, outs, strict=True)
+            if name not in self._present or self._present[name][scratch[0]]
+        }
 
     def _batch(
         self,

@@ -328,7 +328,9 @@ class AtomicDataZarrReader(Reader):
         try:
             lengths = [len(indices) for indices in lists]
             arrays = [
-                np.asarray(indices).reshape(length)
+                indices
+                if isinstance(indices, np.ndarray) and indices.ndim == 1
+                else np.asarray(indices).reshape(length)
                 for indices, length in zip(lists, lengths, strict=True)
             ]
         except (TypeError, ValueError):
@@ -370,6 +372,11 @@ class AtomicDataZarrReader(Reader):
         return [batch.pin_memory() for batch in batches] if self._pins() else batches
 
     def _load_many_samples(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        if len(indices) == 1:
+            plan = self._gather.windows(self._names(None))
+            found = None if plan is None else plan.sample(indices[0])
+            if found is not None:
+                return [Tensors(found)]
         block = self.read_block(indices)
         if len(indices) == 1 and not block.present:
             return [Tensors({name: from_numpy(rows) for name, rows in block.arrays.items()})]
