@@ -66,7 +66,8 @@ class DataLoader:
     rank, world_size : int
         This process takes each ``world_size``-th batch of an epoch, beginning with
         number ``rank``. All ranks make the same number of steps and no sample
-        comes twice: the last batches are cut smaller where that is needed.
+        comes twice: the last batches are cut smaller where that is needed. (Batches
+        of one cannot be cut: the last one is repeated then, unless ``drop_last``.)
     shuffle_blocks : int
         Blocks that are shuffled together with ``shuffle="block"``.
 
