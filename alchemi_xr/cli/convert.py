@@ -52,6 +52,10 @@ Baseline = Annotated[
         "--baseline", help="ELEMENT=eV taken off the energy (repeatable), or a JSON file of them."
     ),
 ]
+Option = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="NAME=VALUE for the source, such as stress=-kbar."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, one line at the end.")]
 ReportPath = Annotated[
     Path | None, typer.Option("--report", help="Write the whole report there, as JSON.")
@@ -83,6 +87,7 @@ def convert(
     function: Function = None,
     wrap: Wrap = False,
     baseline: Baseline = None,
+    option: Option = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="raw, fast, balanced, small, lossy:<bits>.")
     ] = None,
@@ -113,6 +118,7 @@ def convert(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
     options |= _stages(where, function, wrap, baseline)
+    options["options"] = values(option) or None
     if workers is not None and scheduler is not None:
         raise ConfigError("convert", "give --workers or --scheduler, not both")
     from alchemi_xr.etl.conversion import convert as run
@@ -152,6 +158,7 @@ def append(
     function: Function = None,
     wrap: Wrap = False,
     baseline: Baseline = None,
+    option: Option = None,
     quiet: Quiet = False,
     report: ReportPath = None,
 ) -> None:
@@ -161,6 +168,7 @@ def append(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
     options |= _stages(where, function, wrap, baseline)
+    options["options"] = values(option) or None
     from alchemi_xr.etl.conversion import append as run
 
     _show(run(sources, destination, progress=not quiet, **options), quiet, report)
@@ -229,6 +237,17 @@ def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
         if not (name and equals and value):
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
         out[name] = value
+    return out
+
+
+def values(texts: list[str] | None) -> dict[str, Any]:
+    """``NAME=VALUE`` texts as a dict; a value that is JSON is what that says."""
+    out: dict[str, Any] = {}
+    for name, value in pairs(texts, "--option").items():
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            out[name] = value
     return out
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from alchemi_xr.cli.convert import values
 
 __all__ = ["register"]
 
@@ -56,21 +57,8 @@ def export(
         samples=sample or None,
         overwrite=overwrite,
         progress=not quiet,
-        options=_options(option),
+        options=values(option),
     )
     if report is not None:
         report.write_text(result.to_json() + "\n", encoding="utf-8")
     typer.echo(result.summary() if quiet else str(result))
-
-
-def _options(texts: list[str] | None) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
-        try:
-            out[name] = json.loads(value)
-        except ValueError:
-            out[name] = value
-    return out

@@ -15,6 +15,7 @@ from ase.io import read, write
 from typer.testing import CliRunner
 
 from alchemi_xr.cli.main import app
+from alchemi_xr.store import open_store
 
 runner = CliRunner()
 
@@ -187,3 +188,19 @@ def test_export(tmp_path: Path) -> None:
     unknown = call("export", store, tmp_path / "out.nothing")
     assert unknown.exit_code == 1
     assert "--format" in unknown.stderr
+
+
+def test_options_of_a_source(tmp_path: Path) -> None:
+    site = {"species": [{"element": "H", "occu": 1}], "xyz": [0, 0, 0]}
+    cell = {"matrix": [[2, 0, 0], [0, 2, 0], [0, 0, 2]]}
+    entry = {"structure": {"lattice": cell, "sites": [site]}, "stress": [1, 2, 3, 0, 0, 0]}
+    (tmp_path / "in.json").write_text(json.dumps([entry]))
+    source, store = tmp_path / "in.json", tmp_path / "out.zarr"
+    done = call(
+        "convert", source, store, "--option", "stress=-kbar", "--option", "partition_bytes=9"
+    )
+    assert done.exit_code == 0, done.output
+    assert "'stress' in -kbar" in done.stdout
+    with open_store(store) as snapshot:
+        assert snapshot.read_rows("stress", 0, 1)[0, 1, 1] == pytest.approx(-0.2 / 160.21766208)
+    assert call("convert", source, tmp_path / "b.zarr", "--option", "strain=1").exit_code == 1
