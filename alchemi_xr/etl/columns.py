@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from alchemi_xr._typing import NDArray
+from alchemi_xr._typing import BoolArray, NDArray
 from alchemi_xr.etl.elements import SYMBOLS
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "ColumnSpec",
     "LineFault",
     "check_elements",
+    "odd_elements",
     "out_name",
     "parse_columns",
     "parse_properties",
@@ -186,6 +187,19 @@ def check_elements(columns: dict[str, NDArray], spec: ColumnSpec) -> dict[str, N
         if len(differ):
             raise LineFault("species and Z name different elements", int(differ[0]), "Z")
     return _in_range(columns, spec)
+
+
+def odd_elements(columns: dict[str, NDArray], spec: ColumnSpec) -> BoolArray:
+    """Rows for which :func:`check_elements` would raise."""
+    odd = np.zeros(len(next(iter(columns.values()))), dtype=bool)
+    if _is_twice(spec):
+        odd |= columns["Z"] != columns[_SECOND]
+    for column in spec.columns:
+        if column.name in _ELEMENTS and column.kind == "I":
+            values = columns[column.name]
+            wrong = (values < 0) | (values >= len(SYMBOLS))
+            odd |= wrong.any(axis=tuple(range(1, wrong.ndim)))
+    return odd
 
 
 def _parse(body: bytes, lines: int, spec: ColumnSpec) -> dict[str, NDArray]:

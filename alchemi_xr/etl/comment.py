@@ -185,8 +185,9 @@ def parse_value(raw: str) -> Value:
     values: list[float] | list[int] | list[bool]
     if all(map(_INT.match, tokens)) and max(map(len, tokens)) < 300:
         values = [int(t) for t in tokens]
-        if any(abs(v) > 2**63 - 1 for v in values):
-            values = [float(v) for v in values]
+        if any(not -(2**63) <= v < 2**63 for v in values):
+            # From the text, as ASE does: -0 has a sign then.
+            values = [float(t) for t in tokens]
     elif all(map(_FLOAT.match, tokens)):
         values = [_to_float(t) for t in tokens]
     elif all(t in _BOOLS for t in tokens):

@@ -23,6 +23,8 @@ from alchemi_xr.native.text import ATOMS, LINE, OFFSET, STOP, find_frames
 __all__ = ["Batch", "Frame", "IndexFault", "index_text", "iter_batches"]
 
 WINDOW = 2 * 2**20
+#: Bytes that are first looked at where no good frame begins.
+_STEP = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,34 +139,39 @@ def iter_batches(
     with open(path, "rb", buffering=0) as file:
         text = b""
         base, number, line = 0, 0, 1
+        ended = False
         while True:
-            block = file.read(max(window, len(text)))
-            text += block
+            if len(text) < window and not ended:
+                block = file.read(window)
+                ended = not block
+                text += block
             if base == 0 and text.startswith(_BOM):
                 text = b"   " + text[3:]
-            frames, passed, lines = find_frames(text, 0, at_end=not block)
+            frames, passed, lines = find_frames(text, 0, at_end=ended)
             if len(frames):
                 yield Batch(text, frames, number, base, line)
             base, line, number = base + passed, line + lines, number + len(frames)
             text = text[passed:]
-            if not block and not text.strip():
+            if ended and not text.strip():
                 return
-            if len(frames) and block:
+            if len(text) < window and not ended:
                 continue
             # No whole good frame begins here: one that is longer than this, or a fault.
             file.seek(base)
             good = None
-            for item in _walk(_Window(file, window, base, line), total, comment, number):
+            for item in _walk(_Window(file, min(window, _STEP), base, line), total, comment, number):
                 yield item
                 if isinstance(item, Frame):
                     good = item
                     break
             if good is None:
                 return
+            # What is read already stays: a file may have a fault in every tenth frame.
+            text = text[good.stop - base :]
             base, line = good.stop, good.line + 2 + good.atoms
             number = good.number + 1
-            text = b""
-            file.seek(base)
+            ended = ended and bool(text)
+            file.seek(base + len(text))
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -246,7 +253,7 @@ def _walk(
             continue
         if last < view.lines:
             after = view.text(last)
-            if after and not after.isdigit():
+            if after and not after.isdigit() and not _is_whole(view, line, last):
                 if not searching:
                     found = after[:40].decode("utf-8", "replace")
                     yield IndexFault(
@@ -265,3 +272,16 @@ def _walk(
         yield frame if fault is None else fault
         number += 1
         line = last
+
+
+def _is_whole(view: _Window, line: int, last: int) -> bool:
+    """Whether a frame is right and what follows it is wrong: a line that is no count.
+
+    Where the count is too small, that line is one more atom; where it is too large,
+    the frame's own last line is no atom, or the line after it is one.
+    """
+    following = len(view.text(last).split())
+    if last == line + 2:
+        return following < 4
+    first = len(view.text(line + 2).split())
+    return len(view.text(last - 1).split()) == first != following and first >= 4

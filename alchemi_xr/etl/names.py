@@ -113,7 +113,9 @@ class NameMap:
             return Target(_on_level(self.mapping[name], level), rank)
         last = len(self.mapping)
         aliases = _ATOM_ALIASES if level == "atom" else _SYSTEM_ALIASES
-        return Target(_on_level(aliases.get(name, name), level), last)
+        found = _on_level(aliases.get(name, name), level)
+        # Beside the format's own ``Lattice`` a key ``cell`` is somebody's note.
+        return Target(found, last + (found == "cell" and name != "Lattice"))
 
 
 def _on_level(name: str, level: Level) -> str:

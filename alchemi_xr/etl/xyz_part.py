@@ -17,6 +17,7 @@ from alchemi_xr.etl.columns import (
     ColumnSpec,
     LineFault,
     check_elements,
+    odd_elements,
     out_name,
     parse_columns,
 )
@@ -162,17 +163,14 @@ class _Assembly:
             if at < len(index):
                 good[at] = False
                 at += 1
+        # Only frames with an atomic number that is none are read again, below, which says where.
+        owner = np.repeat(np.arange(len(index)), counts)
+        good[owner[odd_elements(columns, spec)]] = False
         if good.any():
             if not good.all():
                 rows = row_indices(ptr, np.flatnonzero(good))[0]
                 columns = {name: values[rows] for name, values in columns.items()}
-            try:
-                columns = check_elements(columns, spec)
-            except LineFault:
-                # An atomic number that is none: which frame has it, is found below.
-                good[:] = False
-            else:
-                yield index[good], columns
+            yield index[good], check_elements(columns, spec)
         yield from self._slowly(part, first, spec, index[~good])
 
     def _slowly(

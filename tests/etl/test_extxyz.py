@@ -223,6 +223,50 @@ def test_values_taken_for_names_are_refused(write: Any, tmp_path: Path) -> None:
         convert(write("".join(frames)), tmp_path / "out.zarr")
 
 
+@pytest.mark.skipif(not native_text.available(), reason="no compiler at installation")
+def test_one_wrong_element_sends_no_other_frame_to_the_grammar(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alchemi_xr.etl import xyz_part
+
+    frames = ["2\nProperties=species:S:1:pos:R:3:Z:I:1\nH 0 0 0 1\nC 0 0 1 6\n"] * 40
+    frames[7] = frames[7].replace("1 6", "1 7")
+    seen = []
+    parse = xyz_part.parse_columns
+
+    def spy(body: bytes, lines: int, spec: Any) -> Any:
+        seen.append(lines)
+        return parse(body, lines, spec)
+
+    monkeypatch.setattr(xyz_part, "parse_columns", spy)
+    source = ExtxyzSource([str(write("".join(frames)))])
+    (result,) = (source.read(p) for p in source.scan().partitions)
+    assert [(r.frame, r.field) for r in result.rejects] == [(7, "Z")]
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("count", ["two", "-2", "2.0", "2 atoms"])
+def test_a_count_that_is_none_costs_its_own_frame_only(write: Any, count: str) -> None:
+    frames = [FRAME.format(e=-float(i), z=0.5) for i in range(9)]
+    for i in (2, 4):
+        frames[i] = frames[i].replace("2", count, 1)
+    path = write("".join(frames))
+    for window in (1, 200, 2**20):
+        found = _flat(path, window)
+        assert [f.number for f in found] == list(range(9))
+        assert [f.number for f in found if isinstance(f, IndexFault)] == [2, 4]
+
+
+def test_a_count_that_lies_is_the_fault_of_its_frame(write: Any) -> None:
+    frames = [FRAME.format(e=-float(i), z=0.5) for i in range(9)]
+    frames[2] = frames[2].replace("2", "1", 1)
+    frames[5] = frames[5].replace("2", "3", 1)
+    frames[7] = frames[7].replace("2", "0", 1)
+    found = _flat(write("".join(frames)), 2**20)
+    assert [f.number for f in found] == list(range(9))
+    assert [f.number for f in found if isinstance(f, IndexFault)] == [2, 5, 7]
+
+
 def test_a_file_that_changes_is_noticed(write: Any) -> None:
     path = write(_frames(5))
     source = ExtxyzSource([str(path)])
