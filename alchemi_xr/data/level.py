@@ -111,6 +111,10 @@ class LevelRows:
         """Rows of each sample, int64 [B], on the device."""
         return self._copy("counts", lambda: self.ptr.diff())
 
+    def tensors(self) -> list[Tensor]:
+        """Copies on the device that were made so far."""
+        return list(self._device_copies.values())
+
     def moved(self, device: torch.device) -> LevelRows:
         """The same rows for tensors on another device."""
         return LevelRows(self.host, self.capacity, device)

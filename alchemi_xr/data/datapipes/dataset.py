@@ -227,7 +227,13 @@ class Dataset(PrefetchingDataset):
         """The batch on the device; the copy is asynchronous from pinned memory."""
         if batch.device == self.device:
             return batch
-        return batch.to(self.device, non_blocking=True)
+        moved = batch.to(self.device, non_blocking=True)
+        if moved.device.type == "cuda":
+            # Made here, in the thread that reads and on its stream: made where they are first
+            # used they would let the host wait in the middle of a training step.
+            for rows in (moved._atoms, moved._edges) if moved.num_edges else (moved._atoms,):
+                _ = rows.ptr32, rows.index32
+        return moved
 
     def _load(self, positions: list[int], stream: Any) -> Staged[Loaded]:
         metadata = self.reader.read_metadata(positions)

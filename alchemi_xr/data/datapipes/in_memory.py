@@ -82,6 +82,8 @@ class InMemoryDataset(PrefetchingDataset):
                 reader, chunk_size, transform, validate=not skip_validation
             )
         self._pin_memory = False
+        # Streams that wait already for the data to be all there.
+        self._ordered: set[int] = set()
         self._planned: tuple[tuple[Any, ...], WindowPlan | None] | None = None
 
     @property
@@ -165,7 +167,15 @@ class InMemoryDataset(PrefetchingDataset):
         # Addresses are of this process.
         return {**super().__getstate__(), "_planned": None}
 
+    def _order(self, stream: Any) -> None:
+        """Rows are chosen on ``stream`` only after the data was put together on this one."""
+        home = self.in_memory_batch.device
+        if stream is not None and home.type == "cuda" and id(stream) not in self._ordered:
+            stream.wait_stream(torch.cuda.current_stream(home))
+            self._ordered.add(id(stream))
+
     def _load(self, positions: list[int], stream: Any) -> Staged[Loaded]:
+        self._order(stream)
         with on_stream(stream):
             loaded = Loaded(self._select(positions), [{} for _ in positions])
             event = record_event(stream)
@@ -175,6 +185,7 @@ class InMemoryDataset(PrefetchingDataset):
         if stream is None:
             return [Staged(batch) for batch in self._chosen(lists)]
         staged = []
+        self._order(stream)
         for positions in lists:
             with on_stream(stream):
                 (batch,) = self._chosen([positions])

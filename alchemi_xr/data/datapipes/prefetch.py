@@ -133,9 +133,11 @@ class _Pending:
 
 
 def batch_tensors(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor of a Batch that was copied with it (pointers are made where they are used)."""
+    """Every tensor that a Batch holds, pointers that were made on its device included."""
     yield from (value for _, value in batch if isinstance(value, Tensor))
     yield from batch.present.values()
+    for rows in (batch._atoms, batch._edges):
+        yield from rows.tensors()
 
 
 def sample_sizes(dataset: Any) -> tuple[IntArray, IntArray]:

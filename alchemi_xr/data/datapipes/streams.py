@@ -48,14 +48,20 @@ class Staged(Generic[T]):
 
     def wait(self) -> T:
         """The value, safe to use on the current stream."""
-        if self._event is not None:
-            self._event.wait()
-            self._event = None
-            for tensor in self._tensors(self._value) if self._tensors else ():
-                if tensor.is_cuda:
-                    # Allocated on the side stream: without this the allocator may hand the
-                    # memory out again while a kernel of this stream still reads it.
-                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        if self._event is None:
+            return self._value
+        event, self._event = self._event, None
+        tensors = list(self._tensors(self._value)) if self._tensors else []
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        # The stream of the tensors' device: that of the thread's current device, which an
+        # event takes by itself, may be another GPU's.
+        consumer = None if device is None else torch.cuda.current_stream(device)
+        event.wait() if consumer is None else event.wait(consumer)
+        for tensor in tensors:
+            if tensor.is_cuda:
+                # Allocated on the side stream: without this the allocator may hand the
+                # memory out again while a kernel of this stream still reads it.
+                tensor.record_stream(consumer)
         return self._value
 
 
