@@ -55,9 +55,10 @@ def read_ahead(
     workers = int(getattr(dataset, "num_workers", 1))
     if workers == 0:
         # Nothing is in flight, but a few batches of one gather cost less than each alone.
-        most = window
+        most, turn = window, 0
         while lists := list(islice(plan, most)):
-            ready, seconds, error = _stage_many(dataset, lists, window, _turn(streams, 0))
+            ready, seconds, error = _stage_many(dataset, lists, window, _turn(streams, turn))
+            turn += 1
             if seconds < _WORTH_A_THREAD and most < _MOST_OF_NO_THREAD:
                 most *= 2
             while ready:

@@ -58,7 +58,7 @@ class Staged(Generic[T]):
         consumer = None if device is None else torch.cuda.current_stream(device)
         event.wait() if consumer is None else event.wait(consumer)
         for tensor in tensors:
-            if tensor.is_cuda:
+            if consumer is not None and tensor.is_cuda:
                 # Allocated on the side stream: without this the allocator may hand the
                 # memory out again while a kernel of this stream still reads it.
                 tensor.record_stream(consumer)
