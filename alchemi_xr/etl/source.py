@@ -44,6 +44,8 @@ class Segment:
         Number of the first record in its file.
     frames, atoms : int
         How many there are.
+    line : int
+        At which the first record begins, from 1; 0 where there are no lines.
     """
 
     file: int
@@ -52,6 +54,7 @@ class Segment:
     first: int
     frames: int
     atoms: int
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)

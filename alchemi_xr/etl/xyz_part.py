@@ -29,7 +29,7 @@ from alchemi_xr.etl.records import as_text
 from alchemi_xr.etl.schema import Schema
 from alchemi_xr.etl.source import Segment
 from alchemi_xr.native import text as native
-from alchemi_xr.native.text import ATOMS, BODY, COMMENT, COMMENT_STOP, OFFSET, STOP
+from alchemi_xr.native.text import ATOMS, BODY, COMMENT, COMMENT_STOP, LINE, OFFSET, STOP
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 from alchemi_xr.store.bulk import FieldLayout
@@ -203,7 +203,7 @@ class _Assembly:
                 part.segment.first + i,
                 reason,
                 part.segment.start + int(part.frames[i, OFFSET]),
-                None,
+                part.segment.line + int(part.frames[i, LINE]),
                 fault.field,
                 first + i,
             )

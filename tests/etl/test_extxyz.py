@@ -181,7 +181,7 @@ def test_a_broken_atom_line_becomes_a_deleted_sample(write: Any, converted: Any)
 
 def test_a_broken_atom_line_raises(write: Any, tmp_path: Path) -> None:
     path = write(_frames(2) + FRAME.format(e=1, z="zero"))
-    with pytest.raises(SourceError, match=r"frame 2 \(byte .*'pos'.*zero") as caught:
+    with pytest.raises(SourceError, match=r"frame 2 \(line 9, byte .*'pos'.*zero") as caught:
         convert(path, tmp_path / "out.zarr")
     assert "quarantine" in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]

@@ -150,10 +150,9 @@ def check(report: Any, store: Path, planted: dict[int, Fault], frames: int, path
         before = reject.offset
         stop = text.index(b"\n", reject.offset) + 1
         assert text.startswith(LATTICE[:9].encode(), stop)
-        if reject.line is not None:
-            lines += text.count(b"\n", counted, reject.offset)
-            counted = reject.offset
-            assert reject.line == lines + 1
+        lines += text.count(b"\n", counted, reject.offset)
+        counted = reject.offset
+        assert reject.line == lines + 1
     assert (report.records, report.rejected) == (frames, len(planted))
     assert report.samples == frames - len(planted)
     listed = [json.loads(line) for line in Path(report.rejects_path).read_text().splitlines()]

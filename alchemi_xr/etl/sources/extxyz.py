@@ -39,7 +39,7 @@ from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
 from alchemi_xr.etl.xyz_part import FramesOfText, assemble
-from alchemi_xr.native.text import ATOMS, COMMENT, COMMENT_STOP, OFFSET, STOP
+from alchemi_xr.native.text import ATOMS, COMMENT, COMMENT_STOP, LINE, OFFSET, STOP
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 
@@ -202,7 +202,7 @@ def _scan_file(job: _Job) -> _FileScan:
             single.reject(item)
         elif isinstance(item, Frame):
             out.records += 1
-            segments.extend(item.number, [item.offset], [item.stop], [item.atoms])
+            segments.extend(item.number, [item.offset], [item.stop], [item.atoms], [item.line])
         else:
             out.records += len(item.frames)
             _take_batch(out, item, job, single, segments)
@@ -228,12 +228,18 @@ def _take_batch(
         if fault is not None:
             single.reject(fault)
             faults.append(i)
-    columns = (batch.frames[:, OFFSET] + batch.offset, batch.frames[:, STOP] + batch.offset, atoms)
-    starts, stops, counts = (c.tolist() for c in columns)
+    columns = (
+        batch.frames[:, OFFSET] + batch.offset,
+        batch.frames[:, STOP] + batch.offset,
+        atoms,
+        batch.frames[:, LINE] + batch.line,
+    )
+    starts, stops, counts, lines = (c.tolist() for c in columns)
     edges = [-1, *faults, len(starts)]
     for before, after in pairwise(edges):
         a = before + 1
-        segments.extend(batch.number + a, starts[a:after], stops[a:after], counts[a:after])
+        part = slice(a, after)
+        segments.extend(batch.number + a, starts[part], stops[part], counts[part], lines[part])
 
 
 def _nothing(name: str) -> bool:
@@ -324,28 +330,36 @@ class _Segments:
     def __init__(self, out: _FileScan, job: _Job) -> None:
         self.out, self.job = out, job
         self._next = self._first = -1
-        self._start = self._stop = self._atoms = 0
+        self._start = self._stop = self._atoms = self._line = 0
 
-    def extend(self, number: int, starts: list[int], stops: list[int], atoms: list[int]) -> None:
+    def extend(
+        self,
+        number: int,
+        starts: list[int],
+        stops: list[int],
+        atoms: list[int],
+        lines: list[int],
+    ) -> None:
         """Frames that follow each other, the first of them of this number."""
         if not starts:
             return
         self.out.atoms.extend(atoms)
         if number != self._next:
             self.flush()
-            self._begin(number, starts[0])
+            self._begin(number, starts[0], lines[0])
         limit = self.job.partition_bytes
-        for start, stop, count in zip(starts, stops, atoms, strict=True):
+        for start, stop, count, line in zip(starts, stops, atoms, lines, strict=True):
             if stop - self._start > limit and self._stop > self._start:
                 self.flush()
-                self._begin(number, start)
+                self._begin(number, start, line)
             self._stop = stop
             self._atoms += count
             number += 1
             self._next = number
 
-    def _begin(self, number: int, start: int) -> None:
+    def _begin(self, number: int, start: int, line: int) -> None:
         self._first = self._next = number
+        self._line = line
         self._start = self._stop = start
         self._atoms = 0
 
@@ -354,7 +368,13 @@ class _Segments:
         frames = self._next - self._first
         if self._stop > self._start:
             segment = Segment(
-                self.job.number, self._start, self._stop, self._first, frames, self._atoms
+                self.job.number,
+                self._start,
+                self._stop,
+                self._first,
+                frames,
+                self._atoms,
+                self._line,
             )
             self.out.segments.append((segment, self._stop - self._start))
         self._start = self._stop
