@@ -159,7 +159,9 @@ def iter_batches(
             # No whole good frame begins here: one that is longer than this, or a fault.
             file.seek(base)
             good = None
-            for item in _walk(_Window(file, min(window, _STEP), base, line), total, comment, number):
+            for item in _walk(
+                _Window(file, min(window, _STEP), base, line), total, comment, number
+            ):
                 yield item
                 if isinstance(item, Frame):
                     good = item
