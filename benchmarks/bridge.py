@@ -21,6 +21,14 @@ Predicted from a first look at our side alone (2.5 µs of CPU a structure of A):
 packed memmap beaten by two, atompack about as fast as we. At 8,000 samples both were
 faster, by 1.5 and by two, and at 50,000 no less: most of ours was then Python around
 the copy, a tenth of a millisecond a batch.
+
+Predicted before batches were planned once and copied in windows: 1.0 µs of CPU a
+structure of A, so as fast as atompack and 1.5 times the packed memmap; more batches of a
+read, not threads, to make the default faster than ``prefetch_factor=0``; huge pages and
+prefetch instructions to give little, as everything lies in a cache of 300 MB. Found:
+0.8 to 1.1 µs, 2.6 and 3 times; the default faster than 0 at any size of batch tried;
+prefetching rows 5 to 15 % of the copy of B, nothing for A and C.
+docs/explanation/performance.md has the table.
 """
 
 from __future__ import annotations
@@ -166,7 +174,7 @@ def rows() -> Iterator[Row]:
             sides.ours("write", kind=kind, profile="raw")
         yield from _shuffled(sides)
         yield from _beside_itself(sides)
-        yield from _compressed(sides)
+        yield from _compressed(sides, row_bytes)
         if sides.toolkit is not None:
             yield from _sequential(sides, sides.toolkit)
             yield from _in_memory(sides, sides.toolkit)
@@ -250,7 +258,7 @@ def _beside_itself(sides: Sides) -> Iterator[Row]:
     sides.ours("close")
 
 
-def _compressed(sides: Sides) -> Iterator[Row]:
+def _compressed(sides: Sides, row_bytes: dict[str, int]) -> Iterator[Row]:
     toolkit, atompack = sides.toolkit, sides.atompack
     for kind in ("A", "B"):
         ours = partial(sides.ours, "epoch", kind=kind)
@@ -276,8 +284,19 @@ def _compressed(sides: Sides) -> Iterator[Row]:
                 "atompack zstd, full shuffle",
                 theirs,
                 target=4,
+                note="decoded once, as it fits in the cache",
             )
-        # As few as the toolkit's: every batch may decode most of the store anew.
+        # A set far larger than the cache is decoded anew in every epoch.
+        cache = row_bytes[kind] * SAMPLES // 3
+        yield alternated(
+            f"block shuffle, balanced (zstd), {_label(kind)}, decoded every epoch",
+            partial(ours, profile="balanced", order="block", cache=cache),
+            "atompack zstd, full shuffle",
+            theirs,
+            target=4,
+            note=f"cache of {cache / 2**20:.0f} MiB, a third of the set",
+        )
+        # As few as the toolkit's, as without a cache every batch may decode most of the store.
         yield alternated(
             f"full shuffle, balanced (zstd), {_label(kind)}",
             partial(ours, profile="balanced", order="full", num=min(PEER_SAMPLES, SAMPLES)),

@@ -62,8 +62,10 @@ class Ours:
     def _path(self, kind: str, profile: str, times: int = 1) -> Path:
         return self.root / f"{kind}_{profile}_{times}.zarr"
 
-    def _reader(self, kind: str, profile: str, times: int = 1) -> AtomicDataZarrReader:
-        return AtomicDataZarrReader(self._path(kind, profile, times))
+    def _reader(
+        self, kind: str, profile: str, times: int = 1, cache: int | None = None
+    ) -> AtomicDataZarrReader:
+        return AtomicDataZarrReader(self._path(kind, profile, times), cache_bytes=cache)
 
     def epoch(
         self,
@@ -74,11 +76,12 @@ class Ours:
         memory: bool = False,
         num: int | None = None,
         validate: bool = False,
+        cache: int | None = None,
     ) -> dict[str, float]:
         """One epoch of the DataLoader with its own defaults, or ``num`` random samples."""
-        key = (kind, profile, order, times, memory, num, validate)
+        key = (kind, profile, order, times, memory, num, validate, cache)
         if key not in self._loaders:
-            reader = self._reader(kind, profile, times)
+            reader = self._reader(kind, profile, times, cache)
             dataset: Any = (
                 InMemoryDataset(reader=reader, device="cpu", skip_validation=True)
                 if memory
