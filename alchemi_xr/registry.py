@@ -76,6 +76,7 @@ sources = Registry(
         "deepmd": "alchemi_xr.etl.sources.deepmd:DeepmdSource",
         "packed": "alchemi_xr.etl.sources.packed:PackedSource",
         "table": "alchemi_xr.etl.sources.table:TableSource",
+        "trajectory": "alchemi_xr.etl.sources.trajectory:TrajectorySource",
         "pymatgen-json": "alchemi_xr.etl.sources.pymatgen_json:PymatgenJsonSource",
         "ase-db": "alchemi_xr.etl.sources.ase_db:AseDbSource",
         "ase": "alchemi_xr.etl.sources.ase_io:AseSource",

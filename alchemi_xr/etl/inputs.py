@@ -13,13 +13,6 @@ from alchemi_xr.registry import sources
 
 __all__ = ["content_files", "expand", "find_source"]
 
-# Formats with a reader elsewhere: what to do until a source is installed.
-_ELSEWHERE = {
-    ".xtc": "GROMACS XTC",
-    ".trr": "GROMACS TRR",
-    ".dcd": "DCD",
-}
-
 
 def expand(src: PathLike | Sequence[PathLike]) -> list[str]:
     """All input files: globs and folders opened, in a fixed order.
@@ -157,10 +150,9 @@ def _match(path: str) -> tuple[str, type[Any]] | None:
 
 def _unknown(path: str) -> SourceError:
     names = ", ".join(sources.names())
-    known = _ELSEWHERE.get(os.path.splitext(path)[1].lower())
     return SourceError(
         path,
-        "no source knows this format" + (f" ({known})" if known else ""),
+        "no source knows this format",
         mend=f"give format= (--format), one of: {names}; or install a package that adds a source "
         "(entry-point group alchemi_xr.sources)",
     )

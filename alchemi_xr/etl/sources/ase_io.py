@@ -58,6 +58,7 @@ class AseSource:
         self.frames = frames
         self.ase_format = ase_format
         self.schema: Schema | None = None
+        self._formats: dict[int, str] = {}
 
     @classmethod
     def matches(cls, path: str) -> bool:
@@ -107,13 +108,23 @@ class AseSource:
         return PartResult(records_to_block(records, self.schema))
 
     def _record(self, atoms: Any, number: int) -> Record:
+        if atoms.calc is not None and self._format(number).startswith("lammps-dump"):
+            # A dump has no energy; ASE makes up a 0 for it.
+            atoms.calc.results.pop("energy", None)
         record = atoms_to_record(atoms, self.names)
         record.put("source_file", "system", self.paths[number], self.names)
         return record
 
+    def _format(self, number: int) -> str:
+        """ASE's name of a file's format."""
+        found = self._formats.get(number)
+        if found is None:
+            found = self._formats[number] = self.ase_format or _filetype(self.files[number]) or ""
+        return found
+
     def is_trajectory(self, number: int) -> bool:
         """Whether frames can be reached by their number."""
-        return (self.ase_format or _filetype(self.files[number])) == "traj"
+        return self._format(number) == "traj"
 
     def _frames(self, number: int, start: int, stop: int | None) -> Iterator[Any]:
         """Atoms of the frames in a range; an exception in place of one that fails."""
