@@ -30,7 +30,7 @@ def status(key):
 path, shuffle = sys.argv[1], sys.argv[2] == "shuffle"
 warm = sys.argv[3]
 for where in (warm, path):
-    with Dataset(AtomicDataZarrReader(where, cache_bytes=2**25), device="cpu") as dataset:
+    with Dataset(AtomicDataZarrReader(where, cache_bytes=2**23), device="cpu") as dataset:
         loader = DataLoader(dataset, batch_size=64, shuffle=shuffle, prefetch_factor=4)
         if where == path:
             # Pages of mapped files are the system's to take back: they are not counted.
