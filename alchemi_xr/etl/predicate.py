@@ -20,7 +20,6 @@ from alchemi_xr._typing import BoolArray, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.fields import resolve
 from alchemi_xr.data.segment import segment_reduce
-from alchemi_xr.data.thermo import volume as cell_volume
 from alchemi_xr.errors import ConfigError, UnknownFieldError, nearest
 from alchemi_xr.etl.elements import SYMBOLS
 
@@ -81,7 +80,7 @@ def _energy_per_atom(block: Block) -> _Column:
 
 
 def _volume(block: Block) -> _Column:
-    values = np.asarray(cell_volume(block["cell"].astype(np.float64))).reshape(-1)
+    values = np.abs(np.linalg.det(block["cell"].astype(np.float64).reshape(-1, 3, 3)))
     return _Column(values, block.has("cell") & (values > 0))
 
 
