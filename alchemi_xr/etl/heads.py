@@ -31,7 +31,10 @@ from alchemi_xr.etl.names import NameMap
 from alchemi_xr.native import text as native
 from alchemi_xr.native.text import Pair, Shape
 
-__all__ = ["Heads", "Plan", "Signature", "read_heads"]
+__all__ = ["Heads", "Plan", "Repeated", "Signature", "read_heads"]
+
+# Letters of texts that are compared at once.
+_SHORT = 64
 
 #: Name, dtype character (or "str") and shape of a system value.
 Form: TypeAlias = tuple[str, str, tuple[int, ...]]
@@ -145,6 +148,32 @@ def _part(name: str, key: str, at: int, pair: Pair) -> _Part | None:
     return _Part(name, key, at, pair.words, flat, order.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Values of which most are one of a few: comments repeat their texts.
+
+    Parameters
+    ----------
+    values : list of value
+        Each is used.
+    codes : int64 array, shape (n,)
+        Which of them each frame has.
+    """
+
+    values: list[Value]
+    codes: IntArray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self.values[code] for code in self.codes.tolist())
+
+    def __getitem__(self, chosen: NDArray) -> Repeated:
+        used, codes = np.unique(self.codes[chosen], return_inverse=True)
+        return Repeated([self.values[code] for code in used.tolist()], codes.astype(np.int64))
+
+
 @dataclass
 class Signature:
     """What of some frames' heads matters for the schema."""
@@ -164,7 +193,7 @@ class Heads:
     plans : list of (Plan, int64 array)
         With the frames of each.
     columns : dict of str to list of (int64 array, values)
-        By field: frames, and their values; an array [n, *shape] or a list.
+        By field: frames, and their values; an array [n, *shape] or :class:`Repeated`.
     odd : list of int
         Frames that are to be read one by one.
     """
@@ -179,26 +208,41 @@ class Heads:
             fixed = [part.form for part in plan.parts if part.words]
             fixed += [_form(name, value) for name, value in plan.constants]
             varying = [self._forms(part.name, frames) for part in plan.parts if not part.words]
-            forms: Any = zip(*varying, strict=True) if varying else [()] * len(frames)
-            known = set(fixed).union(*map(set, varying))
+            known = set(fixed).union(*(forms for forms, _ in varying))
             if not any(shape and name not in FIELDS for name, _, shape in known):
-                for found, count in Counter(forms).items():
+                for found, count in _counted(varying, len(frames)):
                     yield Signature(plan, (*fixed, *found), -1, count)
                 continue
             # Arrays with one row an atom are told from others by the number of atoms.
+            listed = [[forms[code] for code in codes.tolist()] for forms, codes in varying]
+            rows: Any = zip(*listed, strict=True) if listed else [()] * len(frames)
             seen: Counter[tuple[tuple[Form, ...], int]] = Counter()
-            for found, n in zip(forms, atoms[frames].tolist(), strict=True):
+            for found, n in zip(rows, atoms[frames].tolist(), strict=True):
                 every = (*fixed, *found)
                 ragged = any(s and s[0] == n and name not in FIELDS for name, _, s in every)
                 seen[every, n if ragged else -1] += 1
             for (every, n), count in seen.items():
                 yield Signature(plan, every, n, count)
 
-    def _forms(self, name: str, frames: IntArray) -> list[Form]:
-        values = next(v for f, v in self.columns[name] if f is frames)
-        # Equal texts are one value: see _texts.
-        by_id = {id(value): _form(name, value) for value in values}
-        return [by_id[id(value)] for value in values]
+    def _forms(self, name: str, frames: IntArray) -> tuple[list[Form], IntArray]:
+        """The forms that a field's values have, and which of them each frame's has."""
+        repeated: Repeated = next(v for f, v in self.columns[name] if f is frames)
+        each = [_form(name, value) for value in repeated.values]
+        numbers = {form: number for number, form in enumerate(dict.fromkeys(each))}
+        return list(numbers), np.array([numbers[form] for form in each])[repeated.codes]
+
+
+def _counted(
+    varying: list[tuple[list[Form], IntArray]], frames: int
+) -> Iterator[tuple[tuple[Form, ...], int]]:
+    """Which forms occur together, and in how many frames; in the order of the first."""
+    together = np.zeros(frames, dtype=np.int64)
+    for forms, codes in varying:
+        together = together * len(forms) + codes
+    _, first, counts = np.unique(together, return_index=True, return_counts=True)
+    for at in np.argsort(first).tolist():
+        i = int(first[at])
+        yield tuple(forms[int(codes[i])] for forms, codes in varying), int(counts[at])
 
 
 def _form(name: str, value: Value) -> Form:
@@ -256,11 +300,7 @@ def _read_shape(
     if not good.all():
         out.odd += index[~good].tolist()
         index = index[good]
-        rows = np.flatnonzero(good).tolist()
-        found = [
-            (part, values[good] if isinstance(values, np.ndarray) else [values[i] for i in rows])
-            for part, values in found
-        ]
+        found = [(part, values[good]) for part, values in found]
     if len(index) == 0:
         return
     out.plans.append((plan, index))
@@ -284,16 +324,26 @@ def _numbers(text: bytes, places: NDArray, part: _Part, good: NDArray) -> NDArra
     return values.reshape(len(places), *part.shape)
 
 
-def _texts(text: bytes, places: NDArray, part: _Part, good: NDArray) -> list[Value]:
-    raw = [text[start:stop] for start, stop in places.tolist()]
-    known: dict[bytes, Value] = {}
-    broken = set()
-    for word in set(raw):
+def _texts(text: bytes, places: NDArray, part: _Part, good: NDArray) -> Repeated:
+    words, codes = _words(text, places)
+    values: list[Value] = []
+    for code, word in enumerate(words):
         try:
-            known[word] = value_of(part.key, part.name, word.decode("ascii"))
+            values.append(value_of(part.key, part.name, word.decode("ascii")))
         except FrameFault:
-            broken.add(word)
-            known[word] = ""
-    if broken:
-        good &= np.array([word not in broken for word in raw])
-    return [known[word] for word in raw]
+            values.append("")
+            good &= codes != code
+    return Repeated(values, codes)
+
+
+def _words(text: bytes, places: NDArray) -> tuple[list[bytes], IntArray]:
+    """Different texts, and which of them stands at each place."""
+    first = text[int(places[0, 0]) : int(places[0, 1])]
+    if len(first) <= _SHORT and (places[:, 1] - places[:, 0] == len(first)).all():
+        # Mostly all are one.
+        letters = np.frombuffer(text, dtype=np.uint8)[places[:, :1] + np.arange(len(first))]
+        if (letters == letters[0]).all():
+            return [first], np.zeros(len(places), dtype=np.int64)
+    known: dict[bytes, int] = {}
+    codes = [known.setdefault(text[a:b], len(known)) for a, b in places.tolist()]
+    return list(known), np.array(codes, dtype=np.int64)

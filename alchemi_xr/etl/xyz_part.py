@@ -23,7 +23,7 @@ from alchemi_xr.etl.columns import (
 )
 from alchemi_xr.etl.frame_index import index_text
 from alchemi_xr.etl.frames import FrameFault, FrameHead, column_targets_of, read_head
-from alchemi_xr.etl.heads import Heads, read_heads
+from alchemi_xr.etl.heads import Heads, Repeated, read_heads
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import as_text
 from alchemi_xr.etl.schema import Schema
@@ -246,15 +246,18 @@ class _Assembly:
         out = np.full((self.total, *tail), "" if text else fill_for(dtype), dtype)
         for part, index, values in given:
             mask[index] = True
+            each = values.values if isinstance(values, Repeated) else values
             if text:
-                out[index] = [v if isinstance(v, str) else as_text(v.tolist()) for v in values]
+                rows = np.empty(len(each), dtype=object)
+                rows[:] = [v if isinstance(v, str) else as_text(v.tolist()) for v in each]
+                out[index] = rows[values.codes] if isinstance(values, Repeated) else rows
                 continue
             try:
-                rows = np.asarray(values, dtype=dtype).reshape(len(index), *tail)
+                rows = np.asarray(each, dtype=dtype).reshape(len(each), *tail)
             except (ValueError, TypeError):
                 # The schema holds every value that the scan saw.
                 raise part.changed(0) from None
-            out[index] = rows
+            out[index] = rows[values.codes] if isinstance(values, Repeated) else rows
         self.arrays[layout.name], self.levels[layout.name] = out, "system"
         if not mask.all():
             self.present[layout.name] = mask
