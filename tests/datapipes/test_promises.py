@@ -263,7 +263,7 @@ FLAT = """
         with open("/proc/self/status") as lines:
             return next(int(l.split()[1]) for l in lines if l.startswith("RssAnon:")) / 1024
 
-    with Dataset(AtomicDataZarrReader(sys.argv[1], cache_bytes=2**18), device="cpu") as dataset:
+    with Dataset(AtomicDataZarrReader(sys.argv[1], cache_bytes=2**22), device="cpu") as dataset:
         loader = DataLoader(dataset, batch_size=32, shuffle="block", prefetch_factor=2)
         sizes = []
         for epoch in range(20):
@@ -276,8 +276,8 @@ FLAT = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("profile", ["raw", "balanced"])
-def test_memory_is_flat_over_twenty_epochs(tmp_path: Path, profile: str) -> None:
+def test_memory_is_flat_over_twenty_epochs(tmp_path: Path) -> None:
+    """With a field that is mapped and one that is decoded."""
     peaks = []
     for number, count in enumerate((500, 2_000)):
         path = tmp_path / f"{number}.zarr"
@@ -289,7 +289,7 @@ def test_memory_is_flat_over_twenty_epochs(tmp_path: Path, profile: str) -> None
             {"positions": positions, "atomic_numbers": np.ones(20 * count, np.int64)},
             {"positions": "atom", "atomic_numbers": "atom"},
         )
-        StoreWriter(path, {"profile": profile, "core": {"chunk_size": 1024}}).write(block)
+        StoreWriter(path, {"profile": "mixed", "core": {"chunk_size": 1024}}).write(block)
         run = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(FLAT), str(path)],
             capture_output=True,
