@@ -144,6 +144,30 @@ def test_error_names_its_sample(store: Path, workers: int) -> None:
         assert not workers or "refuse_seven" in told  # the traceback of the worker
 
 
+def refuse_batch(batch: Batch) -> Batch:
+    if 7.0 in batch.energy:
+        raise ZeroDivisionError("seven")
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_error_of_a_batch_transform_names_its_samples(store: Path, workers: int) -> None:
+    """Out of a worker, too, with the traceback that it had there."""
+    with Dataset(AtomicDataZarrReader(store), device="cpu") as dataset:
+        loader = DataLoader(dataset, batch_size=3, batch_transforms=[refuse_batch])
+        theirs: Any = loader
+        if workers:
+            theirs = TorchLoader(BatchStream(loader), batch_size=None, num_workers=workers)
+        seen = []
+        with pytest.raises(TransformError, match="seven") as caught:
+            seen.extend(energies([batch])[0] for batch in theirs)
+        assert seen == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+        told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+        assert "on the batch of samples 6, 7, 8" in told
+        assert "refuse_batch" in told or not workers
+        assert workers or loader.state_dict()["step"] == 2  # resumed, it comes again
+
+
 def test_forked_child_reads_with_threads_of_its_own(store: Path) -> None:
     with Dataset(AtomicDataZarrReader(store), device="cpu") as dataset:
         dataset.prefetch(1)

@@ -17,7 +17,7 @@ import torch
 
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.datapipes.ahead import read_ahead, read_now
-from alchemi_xr.data.datapipes.dataset import compose_batch
+from alchemi_xr.data.datapipes.dataset import compose_batch, few, noting
 from alchemi_xr.data.datapipes.epochs import EpochPlan
 from alchemi_xr.data.datapipes.orders import cut_lists
 from alchemi_xr.data.datapipes.streams import make_streams
@@ -316,14 +316,14 @@ class DataLoader:
         plan = self._index_batches(epoch, step)
         if self._sampler_state is not None:
             plan = _noting(plan, self._source(), states)
-        batches = self._read(plan)
+        batches = self._give(plan)
         try:
             for batch in batches:
                 step += 1
                 self._under_way = (epoch, step)
                 if states:
                     self._sampler_state = states.popleft()
-                yield batch if self._transform is None else self._transform(batch)
+                yield batch
             if self._under_way == (epoch, step):
                 self._under_way = None
         finally:
@@ -338,10 +338,20 @@ class DataLoader:
         epoch, step = self._next_epoch, self._next_step
         self._forward_epoch(epoch)
         plan = islice(self._index_batches(epoch, step), part, None, parts)
-        batches = self._read(plan)
+        yield from self._give(plan)
+
+    def _give(self, plan: Iterator[Any]) -> Generator[Batch, None, None]:
+        """The batches of a plan, transformed; an error says which samples it is about."""
+        if self._transform is None:
+            yield from self._read(plan)
+            return
+        lists: deque[Sequence[int]] = deque()
+        batches = self._read(_keeping(plan, lists))
         try:
             for batch in batches:
-                yield batch if self._transform is None else self._transform(batch)
+                with noting(f"in batch_transforms, on the batch of samples {few(lists.popleft())}"):
+                    ready = self._transform(batch)
+                yield ready
         finally:
             batches.close()
 
@@ -399,6 +409,13 @@ def _noting(
     """The same plan; the sampler's state after each batch is kept beside it."""
     for indices in plan:
         states.append(source.state_dict())
+        yield indices
+
+
+def _keeping(plan: Iterator[Sequence[int]], lists: deque[Sequence[int]]) -> Iterator[Sequence[int]]:
+    """The same plan; what it gave is kept beside it."""
+    for indices in plan:
+        lists.append(indices)
         yield indices
 
 

@@ -29,7 +29,7 @@ from alchemi_xr.data.datapipes.validate import cast_floats, match_dtypes, valida
 from alchemi_xr.data.transforms import Compose
 from alchemi_xr.errors import ArgumentTypeError
 
-__all__ = ["Dataset", "compose", "compose_batch"]
+__all__ = ["Dataset", "compose", "compose_batch", "few", "noting"]
 
 
 def compose(transforms: Sequence[Callable[..., Any]] | None, *, name: str) -> Compose | None:
@@ -69,7 +69,7 @@ def _same(batch: Batch) -> Batch:
 
 
 @contextmanager
-def _noting(text: str) -> Iterator[None]:
+def noting(text: str) -> Iterator[None]:
     """Adds to an error what it happened to; a traceback out of a worker process shows it."""
     try:
         yield
@@ -78,7 +78,8 @@ def _noting(text: str) -> Iterator[None]:
         raise
 
 
-def _few(indices: Sequence[int]) -> str:
+def few(indices: Sequence[int]) -> str:
+    """The first of some indices, as text."""
     shown = ", ".join(str(index) for index in indices[:8])
     return shown if len(indices) <= 8 else f"{shown} … ({len(indices)})"
 
@@ -266,11 +267,11 @@ class Dataset(PrefetchingDataset):
         if self._transform is None:
             return Loaded(batch, metadata)
         if self._transform.kind == "batch":
-            with _noting(f"in a transform of the batch of samples {_few(indices)}"):
+            with noting(f"in a transform of the batch of samples {few(indices)}"):
                 return Loaded(self._transform(batch), metadata)
         pairs = []
         for index, sample, about in zip(indices, batch.to_data_list(), metadata, strict=True):
-            with _noting(f"in a transform of sample {index}"):
+            with noting(f"in a transform of sample {index}"):
                 pairs.append(self._transform(sample, about))
         samples = [sample for sample, _ in pairs]
         return Loaded(Batch.from_data_list(samples), [about for _, about in pairs], samples)
