@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemi_xr.data.block import Block
+from alchemi_xr.data.datapipes import cache as cache_module
 from alchemi_xr.data.datapipes import gather as gather_module
 from alchemi_xr.data.datapipes.cache import PieceCache
 from alchemi_xr.data.datapipes.gather import Gatherer, piece_rows, plan_cuts
@@ -158,3 +159,31 @@ def test_an_order_that_decodes_again_and_again_is_told_once(
                 for start in range(0, COUNT, 8):
                     read(order[start : start + 8], block.names)
         assert caplog.records == []
+
+
+def test_a_sample_that_reaches_into_a_piece_does_not_decode_it_again(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_SHARE", 2)
+    config = ZarrWriteConfig(core={"chunk_size": 20}, meta={"chunk_size": 64})
+    StoreWriter(tmp_path / "s.zarr", config).write(block)
+    snapshot = open_store(tmp_path / "s.zarr")
+    names = ["positions", "atomic_numbers"]
+    # Room for a piece of each and the heads: none is there when it is needed again.
+    cache = PieceCache(20 * (24 + 8) + 500)
+    read = Gatherer(snapshot, cache)
+    owner = snapshot.atoms_ptr[:-1] // 20
+    pieces = 2 * (int(owner[-1]) + 1)
+    rng = np.random.default_rng(0)
+    loads = []
+    for _ in range(3):
+        before = cache.loads
+        for number in rng.permutation(int(owner[-1]) + 1):
+            index = rng.permutation(np.flatnonzero(owner == number))
+            found, want = read(index, names), block.take(index)
+            assert all(np.array_equal(found.arrays[n], want.arrays[n]) for n in names)
+            assert cache.nbytes <= cache.limit
+        loads.append(cache.loads - before)
+    assert loads[0] > pieces
+    assert loads[1] <= pieces
+    assert loads[2] <= pieces

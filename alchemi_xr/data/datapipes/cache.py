@@ -62,6 +62,8 @@ class PieceCache:
         self._flying: dict[Hashable, Future[NDArray]] = {}
         self._bytes = 0
         self._joined = 0
+        self._heads: dict[Hashable, NDArray] = {}
+        self._head_bytes = 0
         self._lock = Lock()
         #: Pieces that were loaded, and of these dropped again.
         self.loads = self.drops = 0
@@ -76,8 +78,8 @@ class PieceCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept, those of arrays that were joined included."""
-        return self._bytes + self._joined
+        """Bytes that are kept, those of heads and of arrays that were joined included."""
+        return self._bytes + self._joined + self._head_bytes
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -117,16 +119,37 @@ class PieceCache:
         return value
 
     def _keep(self, key: Hashable, value: NDArray) -> None:
-        limit = self.limit - self._joined
+        limit = self.limit - self._joined - self._head_bytes
         if value.nbytes > limit:
             self.drops += 1
             return
         self._kept[key] = value
         self._bytes += value.nbytes
-        while self._bytes > limit:
+        self._shrink(limit)
+
+    def _shrink(self, limit: int) -> None:
+        while self._bytes > limit and self._kept:
             _, dropped = self._kept.popitem(last=False)
             self._bytes -= dropped.nbytes
             self.drops += 1
+
+    def head(self, key: Hashable) -> NDArray | None:
+        """The first rows of a piece, where they were kept."""
+        return self._heads.get(key)
+
+    def keep_head(self, key: Hashable, rows: NDArray) -> None:
+        """Keep the first rows of a piece for good, as far as a sixteenth of the bytes goes.
+
+        They are those of a sample that begins in the piece before: with them,
+        to read one piece is not to decode the next as well.
+        """
+        with self._lock:
+            free = self.limit // _SHARE - self._head_bytes
+            if key not in self._heads and rows.nbytes <= free:
+                self._heads[key] = rows.copy()
+                self._heads[key].flags.writeable = False
+                self._head_bytes += rows.nbytes
+                self._shrink(self.limit - self._joined - self._head_bytes)
 
     def join(self, keys: Sequence[Hashable]) -> NDArray | None:
         """The arrays of these keys as one, when all are kept; it stands in for them.
@@ -137,6 +160,9 @@ class PieceCache:
             if not all(key in self._kept for key in keys):
                 return None
             parts = [self._kept.pop(key) for key in keys]
+            for key in keys:
+                if key in self._heads:
+                    self._head_bytes -= self._heads.pop(key).nbytes
             size = sum(part.nbytes for part in parts)
             self._bytes -= size
             self._joined += size
@@ -149,7 +175,8 @@ class PieceCache:
         with self._lock:
             self._kept.clear()
             self._flying.clear()
-            self._bytes = self._joined = 0
+            self._heads.clear()
+            self._bytes = self._joined = self._head_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process starts empty.

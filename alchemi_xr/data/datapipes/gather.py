@@ -406,6 +406,7 @@ def _from_pieces(
             int(ranges[levels[name]][2][-1]),
             cache,
             load,
+            pointers.get(levels[name]),
         )
         for name in fields
     }
@@ -431,6 +432,7 @@ def _take(
     rows: int,
     cache: PieceCache,
     load: _Load,
+    ptr: Ptr | None,
 ) -> NDArray:
     total = snapshot.schema.rows(name)
     out: NDArray = np.empty((rows, *snapshot.tail(name)), dtype=snapshot.dtype(name))
@@ -438,7 +440,17 @@ def _take(
         start = cut.piece * size
         stop = min(start + size, total)
 
-        piece = cache.get((name, cut.piece), partial(load, name, start, stop))
+        key = (name, cut.piece)
+        head = cache.head(key)
+        if head is not None and int(cut.stops.max()) <= len(head):
+            copy_ranges(head, cut.starts, cut.stops, out, cut.targets)
+            continue
+        loads = cache.loads
+        piece = cache.get(key, partial(load, name, start, stop))
+        if ptr is not None and head is None and cache.loads > loads:
+            over = int(ptr[np.searchsorted(ptr, start)]) - start
+            if 0 < over <= len(piece) // 4:
+                cache.keep_head(key, piece[:over])
         copy_ranges(piece, cut.starts, cut.stops, out, cut.targets)
     return out
 
