@@ -122,6 +122,30 @@ def test_stream_has_our_order_and_resumes(store: Path, workers: int, shuffle: An
         assert energies(theirs) == expected[5:]
 
 
+def test_set_epoch_reaches_processes_that_go_on_living(store: Path) -> None:
+    with Dataset(AtomicDataZarrReader(store), device="cpu") as dataset:
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, seed=3)
+        expected = []
+        for epoch in (0, 1, 5):
+            loader.set_epoch(epoch)
+            expected.append(energies(loader))
+        stream = BatchStream(DataLoader(dataset, batch_size=4, shuffle=True, seed=3))
+        theirs = TorchLoader(
+            stream,
+            batch_size=None,
+            num_workers=2,
+            persistent_workers=True,
+            multiprocessing_context="forkserver",
+        )
+        found = []
+        for epoch in (0, 1, 5):
+            stream.set_epoch(epoch)
+            found.append(energies(theirs))
+        del theirs
+        assert found == expected
+        assert expected[0] != expected[1]
+
+
 def test_stopping_early_ends_the_processes(store: Path) -> None:
     before = shared_segments()
     with Dataset(AtomicDataZarrReader(store), device="cpu") as dataset:

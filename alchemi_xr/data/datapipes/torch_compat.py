@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from alchemi_xr.data.batch import Batch
@@ -89,15 +90,24 @@ class BatchStream(IterableDataset[Batch]):
                 expected="alchemi_xr.data.datapipes.DataLoader",
             )
         self.loader = loader
+        # How often an epoch was set, and which: processes that go on living look here.
+        self._set = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._seen = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
         self.loader.set_epoch(epoch)
+        self._set[1] = epoch
+        self._set[0] += 1
+        self._seen = int(self._set[0])
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
+        if int(self._set[0]) != self._seen:
+            self._seen = int(self._set[0])
+            self.loader.set_epoch(int(self._set[1]))
         about = get_worker_info()
         worker, workers = (0, 1) if about is None else (about.id, about.num_workers)
         return self.loader.iterate_part(worker, workers)
