@@ -8,6 +8,7 @@ next good frame.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -138,44 +139,45 @@ def iter_batches(
     total = Path(path).stat().st_size
     with open(path, "rb", buffering=0) as file:
         text = b""
-        base, number, line = 0, 0, 1
+        # Of the text: where it begins in the file, and how far it is done.
+        base, at = 0, 0
+        number, line = 0, 1
         ended = False
         while True:
-            if len(text) < window and not ended:
+            if len(text) - at < window and not ended:
                 block = file.read(window)
                 ended = not block
-                text += block
+                text, base, at = text[at:] + block, base + at, 0
             if base == 0 and text.startswith(_BOM):
                 text = b"   " + text[3:]
-            frames, passed, lines = find_frames(text, 0, at_end=ended)
+            frames, passed, lines = find_frames(text, at, at_end=ended)
             if len(frames):
                 yield Batch(text, frames, number, base, line)
-            base, line, number = base + passed, line + lines, number + len(frames)
-            text = text[passed:]
-            if ended and not text.strip():
+            at, line, number = passed, line + lines, number + len(frames)
+            if ended and _REST.match(text, at):
                 return
-            if len(text) < window and not ended:
+            if len(text) - at < window and not ended:
                 continue
             # No whole good frame begins here: one that is longer than this, or a fault.
-            file.seek(base)
+            file.seek(base + at)
             good = None
-            for item in _walk(
-                _Window(file, min(window, _STEP), base, line), total, comment, number
-            ):
+            view = _Window(file, min(window, _STEP), base + at, line)
+            for item in _walk(view, total, comment, number):
                 yield item
                 if isinstance(item, Frame):
                     good = item
                     break
             if good is None:
                 return
-            # What is read already stays: a file may have a fault in every tenth frame.
-            text = text[good.stop - base :]
-            base, line = good.stop, good.line + 2 + good.atoms
-            number = good.number + 1
-            ended = ended and bool(text)
+            # What is read already stays: a file may have a fault in every other frame.
+            at = good.stop - base
+            if at > len(text):
+                text, base, at, ended = b"", good.stop, 0, False
+            number, line = good.number + 1, good.line + 2 + good.atoms
             file.seek(base + len(text))
 
 
+_REST = re.compile(rb"\s*\Z")
 _BOM = b"\xef\xbb\xbf"
 
 
