@@ -50,7 +50,8 @@ class DataLoader:
         Gives whole batches; ``batch_size`` and ``drop_last`` are then its own.
     prefetch_factor : int
         Batches of one read; two reads are in flight. Reads that take less than a
-        millisecond or two are put together, up to 32 batches. 0 reads on demand.
+        millisecond or two are put together, up to 32 batches. 0 reads on demand. A batch
+        that is kept keeps the memory of its read; `clone` it to keep one for long.
     num_streams : int
         CUDA streams that the copies take in turn.
     use_streams : bool
