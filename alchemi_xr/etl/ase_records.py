@@ -68,13 +68,22 @@ def put_any(record: Record, name: str, value: Any, names: NameMap) -> None:
     """A value whose level nobody recorded: that of the field table, else the system's."""
     target = names.target(name, "atom").name
     known = FIELDS.get(target)
-    shape = np.shape(value) if isinstance(value, (np.ndarray, list, tuple)) else ()
+    shape = _shape(value)
     if known is not None and known.level == "atom" and shape[:1] == (record.atoms,):
         record.put(name, "atom", value, names)
         return
     if names.target(name, "system").name in ("stress", "virial") and shape == (6,):
         value = voigt_to_matrix(np.asarray(value, dtype=np.float64))
     record.put(name, "system", value, names)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (np.ndarray, list, tuple)):
+        return ()
+    try:
+        return np.shape(value)
+    except ValueError:  # lists of several lengths: they are kept as text
+        return ()
 
 
 def put_fixed(record: Record, constraints: Any, names: NameMap) -> None:
