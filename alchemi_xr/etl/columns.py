@@ -93,13 +93,21 @@ def parse_properties(text: str) -> ColumnSpec:
             raise LineFault(
                 f"found {name}:{kind}:{width}, expected name:S|R|I|L:width", field="Properties"
             )
-        columns.append(Column(name, kind, count))
+        # Numbers stand for elements as well as symbols do, and are looked at as they are.
+        columns.append(Column(name, "S" if (name, kind) == ("species", "I") else kind, count))
     spec = ColumnSpec(tuple(columns))
     shapes = {c.name: (c.kind, c.width) for c in columns}
     if shapes.get("pos") != ("R", 3):
         raise LineFault(f"found no pos:R:3 in {text!r}", field="Properties")
-    if shapes.get("species", ("", 0))[1] != 1 and shapes.get("Z") != ("I", 1):
+    if len(shapes) < len(columns):
+        raise LineFault(f"found a name twice in {text!r}", field="Properties")
+    elements = {"species": ("S", 1), "Z": ("I", 1)}
+    if not any(shapes.get(name) == form for name, form in elements.items()):
         raise LineFault(f"found neither species:S:1 nor Z:I:1 in {text!r}", field="Properties")
+    if any(shapes.get(name, form) != form for name, form in elements.items()):
+        raise LineFault(
+            f"found another form than species:S:1 or Z:I:1 in {text!r}", field="Properties"
+        )
     return spec
 
 

@@ -213,6 +213,9 @@ def column_targets(spec: ColumnSpec, names: NameMap) -> tuple[dict[str, str], li
             continue
         target = names.target(column.name, "atom")
         known = FIELDS.get(target.name)
+        if target.name == "atomic_numbers" and column.kind != "I":
+            found = f"{column.name}:{column.kind}:{column.width}"
+            raise FrameFault(column.name, f"found {found}, expected whole numbers (I)")
         if known is not None and not any(isinstance(t, str) for t in known.tail):
             width = int(np.prod([int(t) for t in known.tail]))
             if column.width != width:

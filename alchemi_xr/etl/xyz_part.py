@@ -163,9 +163,10 @@ class _Assembly:
             if at < len(index):
                 good[at] = False
                 at += 1
-        # Only frames with an atomic number that is none are read again, below, which says where.
-        owner = np.repeat(np.arange(len(index)), counts)
-        good[owner[odd_elements(columns, spec)]] = False
+        if good.any():
+            # Only frames with an atomic number that is none are read again, which says where.
+            owner = np.repeat(np.arange(len(index)), counts)
+            good[owner[odd_elements(columns, spec)]] = False
         if good.any():
             if not good.all():
                 rows = row_indices(ptr, np.flatnonzero(good))[0]

@@ -107,3 +107,25 @@ def test_faults_are_named(body: bytes, row: int, field: str, words: str) -> None
 def test_bad_properties(text: str) -> None:
     with pytest.raises(LineFault):
         parse_properties(text)
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ("species:R:1:pos:R:3", "neither species:S:1 nor Z:I:1"),
+        ("species:L:1:pos:R:3:Z:I:1", "another form than"),
+        ("species:S:1:pos:R:3:Z:I:2", "another form than"),
+        ("species:S:1:pos:R:3:Z:R:1", "another form than"),
+        ("species:S:1:pos:R:3:pos:R:3", "a name twice"),
+    ],
+)
+def test_elements_have_one_form(columns: str, match: str) -> None:
+    with pytest.raises(LineFault, match=match):
+        parse_properties(columns)
+
+
+def test_numbers_under_species_are_looked_at() -> None:
+    spec = parse_properties("species:I:1:pos:R:3")
+    assert parse_columns(b"6 0 0 0\n", 1, spec)["Z"].tolist() == [6]
+    with pytest.raises(LineFault, match="unknown element '-3'"):
+        parse_columns(b"-3 0 0 0\n", 1, spec)

@@ -77,6 +77,13 @@ def test_symbols_and_numbers_must_name_the_same_elements(tmp_path):
     assert snapshot.read_rows("atomic_numbers", 0, 2).tolist() == [6, 6]
 
 
+def test_real_numbers_are_no_atomic_numbers(tmp_path):
+    text = "1\nProperties=numbers:R:1:pos:R:3:Z:I:1\nnan 0 0 0 6\n"
+    refused(tmp_path, text, "'numbers'.*found numbers:R:1, expected whole numbers")
+    text = "1\nProperties=species:I:1:pos:R:3\n500 0 0 0\n"
+    refused(tmp_path, text, "'species'.*unknown element '500'")
+
+
 def test_a_column_of_absurd_width_is_refused_before_memory_is_asked_for(tmp_path):
     refused(tmp_path, frame("", "H 0 0 0", 1, ":b:R:99999999999999999"), "Properties.*b:R:9")
 
