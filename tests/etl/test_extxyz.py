@@ -108,7 +108,18 @@ def test_a_walk_by_lines_finds_the_same(
     assert _flat(path, 20) == want
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def _zstd(data: bytes) -> bytes:
+    zstandard = pytest.importorskip("zstandard")
+    half = len(data) // 2
+    # Two frames, as appending to such a file makes them.
+    one, two = (zstandard.ZstdCompressor().compress(d) for d in (data[:half], data[half:]))
+    return bytes(one + two)
+
+
+PACKERS = [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", _zstd)]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
 def test_packed_files(tmp_path: Path, converted: Any, suffix: str, pack: Any) -> None:
     path = tmp_path / f"in.xyz{suffix}"
     path.write_bytes(pack(_frames(10).encode()))
@@ -117,15 +128,18 @@ def test_packed_files(tmp_path: Path, converted: Any, suffix: str, pack: Any) ->
     assert store.read_block(store.active)["energy"][3, 0] == -3.0
 
 
-def test_a_damaged_packed_file_keeps_its_whole_frames(tmp_path: Path, converted: Any) -> None:
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_a_damaged_packed_file_keeps_its_whole_frames(
+    tmp_path: Path, converted: Any, suffix: str, pack: Any
+) -> None:
     text = "".join(
-        FRAME.format(e=-float(i), z=np.random.default_rng(i).random()) for i in range(4000)
+        FRAME.format(e=-float(i), z=np.random.default_rng(i).random()) for i in range(20_000)
     )
-    packed = gzip.compress(text.encode())
-    path = tmp_path / "in.xyz.gz"
-    path.write_bytes(packed[: len(packed) // 2])
+    packed = pack(text.encode())
+    path = tmp_path / f"in.xyz{suffix}"
+    path.write_bytes(packed[: int(len(packed) * 0.9)])
     report, _ = converted(path, on_error="quarantine")
-    assert 0 < report.samples < 4000
+    assert 0 < report.samples < 20_000
     assert any("damaged" in r.reason for r in report.rejects)
 
 

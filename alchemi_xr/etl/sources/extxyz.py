@@ -1,4 +1,4 @@
-"""Extended XYZ and plain XYZ, also gzip and bzip2 compressed.
+"""Extended XYZ and plain XYZ, also compressed with gzip, bzip2 or zstd.
 
 The scan reads count and comment lines; what is wrong there never gets an
 offset. Atom lines are parsed once, column-wise, by ``read``; a frame that is
@@ -15,7 +15,7 @@ import weakref
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from alchemi_xr._optional import import_optional
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.columns import ColumnSpec, LineFault
@@ -46,7 +47,44 @@ from alchemi_xr.plan.tasks import PartResult
 __all__ = ["ExtxyzSource"]
 
 _SUFFIXES = (".xyz", ".extxyz", ".exyz")
-_PACKED = {".gz": gzip.open, ".bz2": bz2.open}
+
+
+def _blocks_of(open_packed: Callable[..., Any]) -> Callable[[str], Iterator[bytes]]:
+    def blocks(path: str) -> Iterator[bytes]:
+        with open_packed(path, "rb") as packed:
+            # ``read`` would lose what it has when it meets the damage.
+            while block := packed.read1(2**20):
+                yield block
+
+    return blocks
+
+
+def _zstd_blocks(path: str) -> Iterator[bytes]:
+    """Blocks of a zstd file, of all its frames; EOFError where the last is cut off."""
+    zstandard = import_optional("zstandard", extra="etl", why=path)
+    part = zstandard.ZstdDecompressor().decompressobj()
+    begun = False
+    with open(path, "rb") as packed:
+        while block := packed.read(2**18):
+            while block:
+                begun = True
+                try:
+                    yield part.decompress(block)
+                except zstandard.ZstdError as error:
+                    raise OSError(str(error)) from error
+                block = b""
+                if part.eof:
+                    block = part.unused_data
+                    part, begun = zstandard.ZstdDecompressor().decompressobj(), False
+    if begun:
+        raise EOFError("the file ends inside a frame")
+
+
+_PACKED: dict[str, Callable[[str], Iterator[bytes]]] = {
+    ".gz": _blocks_of(gzip.open),
+    ".bz2": _blocks_of(bz2.open),
+    ".zst": _zstd_blocks,
+}
 
 
 class ExtxyzSource:
@@ -91,9 +129,9 @@ class ExtxyzSource:
         """Count the frames of every file and see what fields they have."""
         damage: list[Reject] = []
         for number, path in enumerate(self.paths):
-            opener = _PACKED.get(Path(path).suffix.lower())
-            if opener is not None:
-                self.files[number], fault = self._unpack(number, opener)
+            blocks = _PACKED.get(Path(path).suffix.lower())
+            if blocks is not None:
+                self.files[number], fault = self._unpack(number, blocks)
                 damage += fault
         jobs = [
             _Job(number, shown, file, self.names, self.partition_bytes)
@@ -139,7 +177,9 @@ class ExtxyzSource:
             parts.append(FramesOfText(data, segment, self.paths[segment.file], self.names))
         return assemble(parts, self.schema, self.names)
 
-    def _unpack(self, number: int, opener: Any) -> tuple[str, list[Reject]]:
+    def _unpack(
+        self, number: int, blocks: Callable[[str], Iterator[bytes]]
+    ) -> tuple[str, list[Reject]]:
         if self._spool is None:
             self._spool = tempfile.mkdtemp(prefix="alchemi_xr-")
             weakref.finalize(self, _remove_tree, self._spool, os.getpid())
@@ -149,10 +189,8 @@ class ExtxyzSource:
         faults: list[Reject] = []
         with open(target + ".partial", "wb") as out:
             try:
-                with opener(shown, "rb") as packed:
-                    # ``read`` would lose what it has when it meets the damage.
-                    while block := packed.read1(2**20):
-                        out.write(block)
+                for block in blocks(shown):
+                    out.write(block)
             except (OSError, EOFError, zlib.error) as error:
                 reason = f"the compressed data are damaged after byte {out.tell()}: {error}"
                 faults.append(Reject(shown, -1, reason))
