@@ -8,7 +8,8 @@ the files of the store and their fsync; two workers 1.6 times one on four files,
 what comes before and after the parts is not shared out. Measured on two cores that
 others used too: into arrays 20 to 22 times ASE by CPU time (64 atoms), into a store
 10 to 11 times, for molecules 25 times; two threads 1.5 times one on a disk in memory,
-and no faster than one where the disk is the limit.
+1.0 to 1.2 times on the disk (how much of that is the disk and how much the other
+work was not told apart).
 """
 
 from __future__ import annotations
