@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from alchemi_xr.etl.exporting import export
 from alchemi_xr.store.reader import open_store
 from alchemi_xr.store.writer import StoreWriter
 
-FORMATS = ["out.extxyz", "out.db", "out.aselmdb", "out.npz", "out.parquet", "out.traj"]
+FORMATS = ["out.extxyz", "out.db", "out.aselmdb", "out.npz", "out.traj"]
+if find_spec("pyarrow") is not None:
+    FORMATS.append("out.parquet")
 
 
 def block_of(counts: list[int], *, seed: int = 0, holes: bool = True, narrow: bool = True) -> Block:
@@ -85,7 +88,7 @@ def same(got: Block, want: Block, report: Any, *, fills: bool = False) -> None:
             assert name not in got, name
             continue
         assert name in got, name
-        if not any("tells that these are fields of atoms" in note for note in report.notes):
+        if not any("fields of atoms" in note for note in report.notes):
             assert got.levels[name] == want.levels[name], name
         if not fills:
             np.testing.assert_array_equal(got.has(name), want.has(name), err_msg=name)
@@ -118,7 +121,7 @@ def test_round_trip(tmp_path: Path, file: str, holes: bool) -> None:
 @given(
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=7),
     seed=st.integers(0, 99),
-    file=st.sampled_from(["out.extxyz", "out.aselmdb", "out.parquet", "out.npz"]),
+    file=st.sampled_from([f for f in FORMATS if f not in ("out.db", "out.traj")]),
     size=st.sampled_from([1, 500, 10**6]),
 )
 def test_any_samples_in_any_blocks(

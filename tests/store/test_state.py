@@ -109,11 +109,11 @@ def machine(make, blocks, same):
         @rule(ascending=st.booleans())
         def sort(self, ascending):
             sort(self.path, "num_atoms", ascending=ascending, threads=1, progress=False)
-            kept = self.whole.take(np.flatnonzero(self.alive))
-            counts = np.diff(kept.atoms_ptr)
+            counts = np.diff(self.whole.atoms_ptr)
             order = np.argsort(counts if ascending else -counts, kind="stable")
-            self.parts = [kept.take(order)]
-            self.alive = [True] * kept.num_samples
+            # What is deleted moves along, and stays deleted.
+            self.parts = [self.whole.take(order)]
+            self.alive = [self.alive[i] for i in order]
             self.rewrites += 1
 
         @rule(level=st.sampled_from(["atom", "edge", "system"]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from alchemi_xr._typing import NDArray
 from alchemi_xr.data.block import Block
-from alchemi_xr.data.fields import fill_for
+from alchemi_xr.data.fields import FIELDS, fill_for
 from alchemi_xr.store import fs
 from alchemi_xr.store.reader import Snapshot
 
@@ -73,6 +73,7 @@ class NpzExport:
             share = 1 - counts.sum() / (n * self._width)
             self.notes.append(f"{share:.0%} of the rows are padding: the samples differ in size")
         self._create("N", (n,), np.dtype(np.int32))
+        alike = []
         for name in fields:
             level, dtype, tail = snapshot.level(name), snapshot.dtype(name), snapshot.tail(name)
             if level == "edge":
@@ -83,12 +84,20 @@ class NpzExport:
                 continue
             if name in _SCALARS:
                 tail = ()
+            if level == "system" and tail[:1] == (self._width,) and name not in FIELDS:
+                alike.append(name)
             lead = (n, self._width) if level == "atom" else (n,)
             self._create(_NAMES.get(name, name), (*lead, *tail), dtype)
             present = snapshot.present(name)
             if present is not None and not present[samples].all() and name != "cell":
                 fill = fill_for(dtype)
                 self.notes.append(f"samples without {name} hold {fill} (the form has no holes)")
+
+        if alike:
+            self.notes.append(
+                "by their shape these look like fields of atoms (another pad_to= tells them "
+                "apart): " + ", ".join(alike)
+            )
 
     def write(self, block: Block) -> None:
         """The rows of a block, at their places."""
