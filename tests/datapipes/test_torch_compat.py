@@ -217,12 +217,14 @@ def test_interrupt_leaves_no_process_or_segment(store: Path, tmp_path: Path) -> 
     script.write_text(
         textwrap.dedent(
             """
-            import sys
+            import signal, sys
             from torch.utils.data import DataLoader as TorchLoader
             from alchemi_xr.data.datapipes import AtomicDataZarrReader, DataLoader, Dataset
             from alchemi_xr.data.datapipes.torch_compat import BatchStream
 
             if __name__ == "__main__":
+                # A shell that puts its jobs into the background has them ignore it.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 with Dataset(AtomicDataZarrReader(sys.argv[1]), device="cpu") as dataset:
                     stream = BatchStream(DataLoader(dataset))
                     loader = TorchLoader(stream, batch_size=None, num_workers=2)
