@@ -151,53 +151,54 @@ def convert(
         options=options,
         stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
     )
-    with (
-        open_runner(client, threads=threads) as runner,
-        open_progress(progress) as shown,
-        open_job(destination) as job,
-    ):
-        check_reach(destination, runner)
-        given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
-        plan = given.plan(config)
-        limit = memory or runner.memory
-        if limit:
-            plan.check_memory(limit, runner.threads_per_worker, name)
-        recipe = _recipe(given, plan, config)
-        writer, journal = job.prepare(recipe, resume=resume)
-        resumed = journal.resumed
-        with journal:
-            run_plan(plan, given.reading, writer, journal, runner, shown)
-        # A worker that was killed in this run leaves half-written files.
-        job.sweep()
-        report = _report(given, plan, journal, name)
-        mask = np.ones(plan.num_samples, dtype=bool)
-        mask[[r.sample for r in report.rejects if r.sample is not None]] = False
-        for stats in journal.extents.values():
-            for first, count in (*stats.left_out, *stats.undecided):
-                mask[first : first + count] = False
-        _check_some_left(mask, report, given)
-        _count_kept(report, given.scan, mask)
-        writer.commit(None if mask.all() else mask)
-        report.output_bytes = job.built_bytes()
-        job.publish(overwrite=overwrite)
-        thin = isinstance(destination, Path) and bool(report.left_out or report.undecided)
+    with open_runner(client, threads=threads) as runner:
+        with open_progress(progress) as shown, open_job(destination) as job:
+            check_reach(destination, runner)
+            given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
+            plan = given.plan(config)
+            limit = memory or runner.memory
+            if limit:
+                plan.check_memory(limit, runner.threads_per_worker, name)
+            recipe = _recipe(given, plan, config)
+            writer, journal = job.prepare(recipe, resume=resume)
+            resumed = journal.resumed
+            with journal:
+                run_plan(plan, given.reading, writer, journal, runner, shown)
+            # A worker that was killed in this run leaves half-written files.
+            job.sweep()
+            report = _report(given, plan, journal, name)
+            mask = np.ones(plan.num_samples, dtype=bool)
+            mask[[r.sample for r in report.rejects if r.sample is not None]] = False
+            for stats in journal.extents.values():
+                for first, count in (*stats.left_out, *stats.undecided):
+                    mask[first : first + count] = False
+            _check_some_left(mask, report, given)
+            _count_kept(report, given.scan, mask)
+            writer.commit(None if mask.all() else mask)
+            report.output_bytes = job.built_bytes()
+            job.publish(overwrite=overwrite)
+            thin = isinstance(destination, Path) and bool(report.left_out or report.undecided)
+            if thin:
+                # The rows of samples that are left out go below, and with them these places.
+                report.rejects = [replace(r, sample=None) for r in report.rejects]
+            if Quarantine(job.rejects).write(report.rejects):
+                report.rejects_path = str(job.rejects)
         if thin:
-            # The rows of samples that are left out go below, and with them these places.
-            report.rejects = [replace(r, sample=None) for r in report.rejects]
-        if Quarantine(job.rejects).write(report.rejects):
-            report.rejects_path = str(job.rejects)
-    if thin:
-        from alchemi_xr.etl.maintain import defragment
+            from alchemi_xr.etl.maintain import defragment
 
-        made = defragment(
-            destination, client=client, threads=threads, memory=memory, progress=progress
-        )
-        report.output_bytes = made.output_bytes
-    elif report.left_out or report.undecided:
-        report.notes.append(
-            "the rows of samples that are left out are marked as deleted; defragment with a "
-            "destination writes a store without them"
-        )
+            made = defragment(
+                destination,
+                client=runner.client,
+                threads=runner.threads,
+                memory=memory,
+                progress=progress,
+            )
+            report.output_bytes = made.output_bytes
+        elif report.left_out or report.undecided:
+            report.notes.append(
+                "the rows of samples that are left out are marked as deleted; defragment with a "
+                "destination writes a store without them"
+            )
     report.resumed = resumed
     report.seconds = time.perf_counter() - begun
     return report
@@ -399,10 +400,7 @@ def append(
         shown.start("append", len(given.scan.num_atoms), "samples")
         for partition in given.scan.partitions:
             result = given.reading(partition)
-            keep = np.ones(result.block.num_samples, dtype=bool)
-            keep[[r.sample for r in result.rejects if r.sample is not None]] = False
-            keep[result.left_out] = False
-            keep[result.undecided] = False
+            keep = result.kept()
             left_out += len(result.left_out)
             undecided += len(result.undecided)
             block = result.block if keep.all() else result.block.take(np.flatnonzero(keep))

@@ -259,10 +259,10 @@ def _of_files(
     total = len(given.scan.num_atoms)
     for partition in given.scan.partitions:
         result = given.reading(partition)
-        bad = {r.sample for r in result.rejects}
-        keep = np.array([i for i in range(result.block.num_samples) if i not in bad], np.int64)
-        block = result.block.take(keep) if bad else result.block
-        yield dataclasses.replace(block, units=units), rejected + len(bad), total
+        keep = result.kept()
+        block = result.block if keep.all() else result.block.take(np.flatnonzero(keep))
+        bad = int(np.count_nonzero(~keep))
+        yield dataclasses.replace(block, units=units), rejected + bad, total
         rejected = 0
 
 

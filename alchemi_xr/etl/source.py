@@ -20,7 +20,10 @@ from alchemi_xr.etl.schema import Schema
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 
-__all__ = ["Mapper", "Partition", "Scan", "Segment", "Source", "pack", "plain_map"]
+__all__ = ["MOST_SAMPLES", "Mapper", "Partition", "Scan", "Segment", "Source", "pack", "plain_map"]
+
+MOST_SAMPLES = 65_536
+"""Samples of a partition, whatever their size."""
 
 Mapper = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
@@ -136,7 +139,10 @@ class Source(Protocol):
 
 
 def pack(
-    segments: Iterable[tuple[Segment, int]], *, target_bytes: int, target_samples: int = 65_536
+    segments: Iterable[tuple[Segment, int]],
+    *,
+    target_bytes: int,
+    target_samples: int = MOST_SAMPLES,
 ) -> list[Partition]:
     """Segments as partitions of about a target size; small files share one."""
     partitions: list[Partition] = []

@@ -279,8 +279,7 @@ class Reading:
         verdict = self.stages.verdict(result.block)
         if verdict is None:
             return result
-        whole = np.ones(result.block.num_samples, dtype=bool)
-        whole[[r.sample for r in result.rejects if r.sample is not None]] = False
+        whole = result.kept()
         result.undecided = np.flatnonzero(whole & verdict.unknown)
         result.left_out = np.flatnonzero(whole & ~verdict.keep & ~verdict.unknown)
         return result

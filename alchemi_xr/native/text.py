@@ -120,15 +120,12 @@ class Shape:
 
     Parameters
     ----------
-    first : int
-        A frame of it.
     pairs : tuple of Pair
         A title without any ``=`` is one pair with an empty key.
     properties : str
         The value of ``Properties``, which all have; empty without.
     """
 
-    first: int
     pairs: tuple[Pair, ...]
     properties: str
 
@@ -165,7 +162,7 @@ def comment_shapes(text: bytes, frames: NDArray) -> tuple[list[Shape], IntArray,
         comment = text[frames[first, COMMENT] : frames[first, COMMENT_STOP]].decode("ascii")
         pairs = tuple(Pair(comment[a:b], kind, words) for a, b, _, _, kind, words in rows)
         said = [comment[c:d] for (a, b, c, d, _, _) in rows if comment[a:b].lower() == "properties"]
-        shapes.append(Shape(first, pairs, said[-1] if said else ""))
+        shapes.append(Shape(pairs, said[-1] if said else ""))
     return shapes, which.astype(np.int64), spans
 
 

@@ -63,6 +63,14 @@ class PartResult:
     left_out: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     undecided: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    def kept(self) -> BoolArray:
+        """Mask of the samples that go on: neither rejected, nor left out, nor undecided."""
+        mask = np.ones(self.block.num_samples, dtype=bool)
+        mask[[r.sample for r in self.rejects if r.sample is not None]] = False
+        mask[self.left_out] = False
+        mask[self.undecided] = False
+        return mask
+
 
 class Reader(Protocol):
     """Reads the samples behind an extent's payload."""
@@ -147,8 +155,7 @@ def load(reader: Reader, plan: PlanCore, source: ReadTask) -> Loaded:
             mend="do not change the input while it is read; run it again",
         )
     rejects = [_moved(reject, source.sample) for reject in result.rejects]
-    skip = np.zeros(block.num_samples, dtype=bool)
-    skip[[r.sample for r in result.rejects if r.sample is not None]] = True
+    skip = ~result.kept()
     stats = PartStats(
         rejects,
         list(result.notes),
@@ -157,8 +164,6 @@ def load(reader: Reader, plan: PlanCore, source: ReadTask) -> Loaded:
         _runs(result.left_out, source.sample),
         _runs(result.undecided, source.sample),
     )
-    skip[result.left_out] = True
-    skip[result.undecided] = True
     bad = np.zeros(block.num_samples, dtype=bool)
     arrays: dict[str, NDArray] = {}
     present: dict[str, BoolArray] = {}

@@ -17,7 +17,7 @@ from alchemi_xr.store.direct import DirectArray, parse, read_document
 from alchemi_xr.store.locate import PinnedStore
 from alchemi_xr.store.reader import Snapshot
 
-__all__ = ["ChunkReader", "chunk_reader"]
+__all__ = ["ChunkReader", "chunk_reader", "committed_array"]
 
 
 class ChunkReader:
@@ -65,6 +65,20 @@ def chunk_reader(snapshot: Snapshot, name: str) -> ChunkReader | None:
     snapshot : Snapshot
     name : str
     """
+    array, pinned = committed_array(snapshot, name), snapshot.pinned
+    if array is None or pinned is None or array.codec.is_text:
+        return None
+    if array.chunk_bytes == 0 or array.chunk[1:] != array.tail:
+        return None
+    return ChunkReader(array, pinned, snapshot.tail(name))
+
+
+def committed_array(snapshot: Snapshot, name: str) -> DirectArray | None:
+    """The array that holds the committed rows of a field, or None where it is not plain.
+
+    Plain is an array of a folder of this machine, as :func:`~alchemi_xr.store.direct.parse` takes it, that is
+    what the schema says, with all of its rows; who reads it another way says what is wrong.
+    """
     info, pinned = snapshot.info(name), snapshot.pinned
     rows = snapshot.schema.rows(info.name)
     if pinned is None or info.is_text or info.rows is not None or rows == 0:
@@ -74,10 +88,6 @@ def chunk_reader(snapshot: Snapshot, name: str) -> ChunkReader | None:
         array = parse(folder, read_document(folder), where=snapshot.where)
     except (OSError, ValueError):
         return None
-    if array is None or array.codec.is_text or array.dtype != info.dtype:
+    if array is None or array.dtype != info.dtype or array.rows < rows:
         return None
-    if array.chunk_bytes == 0 or array.chunk[1:] != array.tail or array.rows < rows:
-        return None
-    if math.prod(array.tail) != math.prod(info.tail):
-        return None
-    return ChunkReader(array, pinned, info.tail)
+    return array if math.prod(array.tail) == math.prod(info.tail) else None

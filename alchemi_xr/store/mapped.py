@@ -7,16 +7,14 @@ that is replaced leaves its files to those who map them.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import weakref
-from pathlib import Path
 
 from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import CorruptStoreError
 from alchemi_xr.native.rows import map_files
-from alchemi_xr.store.direct import parse, read_document
+from alchemi_xr.store.chunks import committed_array
 from alchemi_xr.store.reader import Snapshot
 
 __all__ = ["map_rows", "mapped_files"]
@@ -75,21 +73,14 @@ def map_rows(snapshot: Snapshot, name: str) -> NDArray | None:
     MissingChunkError, StaleSnapshotError
         A chunk file, or the whole generation, is gone.
     """
-    info = snapshot.info(name)
-    pinned = snapshot.pinned
-    rows = snapshot.schema.rows(info.name)
-    if pinned is None or info.is_text or info.rows is not None or rows == 0:
-        return None
-    folder = Path(f"{pinned.root}/{info.path}")
-    try:
-        array = parse(folder, read_document(folder), where=snapshot.where)
-    except (OSError, ValueError):
-        return None  # the careful way of reading says what is wrong
-    if array is None or not array.codec.is_raw or array.dtype != info.dtype:
+    info, pinned = snapshot.info(name), snapshot.pinned
+    array = committed_array(snapshot, name)
+    if array is None or pinned is None or not array.codec.is_raw:
         return None
     width = array.chunk_bytes // array.unit
-    if width == 0 or math.prod(array.tail) != math.prod(info.tail) or array.rows < rows:
+    if width == 0:
         return None
+    rows, folder = snapshot.schema.rows(info.name), array.folder
     keys = array.keys(rows)
     if not _reserve(len(keys)):
         return None

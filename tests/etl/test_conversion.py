@@ -317,7 +317,7 @@ def test_a_cluster_writes_the_same_bytes(source: Path, tmp_path: Path) -> None:
     want = tree(tmp_path / "threads.zarr")
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as cluster,
         # Not the default of the process: what runs on it must name it everywhere.
         Client(cluster, set_as_default=False) as client,

@@ -131,7 +131,7 @@ def test_a_worker_dies(source: Path, want: dict[str, bytes], tmp_path: Path, poi
     # A cluster each: a nanny whose worker dies while it starts gives up at times.
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

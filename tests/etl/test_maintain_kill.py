@@ -101,7 +101,7 @@ def test_killed_workers(start: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as cluster,
         Client(cluster) as client,
     ):

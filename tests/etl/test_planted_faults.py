@@ -201,7 +201,7 @@ def test_a_large_file_here_and_on_a_cluster(tmp_path: Path) -> None:
     check(here, tmp_path / "here.zarr", planted, frames, path)
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

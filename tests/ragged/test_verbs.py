@@ -417,7 +417,7 @@ def test_blocks_run_on_workers_that_never_saw_the_accessor(path, block):
     ds = open_dataset(path, chunks=3)
     sums = [loop(block, i)["positions"].sum(0) for i in range(10)]
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster),
     ):
         out = ds.ragged.map_blocks(lambda d: d.ragged.reduce("positions", "sum")).compute()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -18,10 +17,11 @@ import numpy as np
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.ase_records import fault_of, put_any, put_fixed, put_results, put_structure
 from alchemi_xr.etl.ase_rows import json_rows, lmdb_metadata, lmdb_rows, sqlite_rows
+from alchemi_xr.etl.file_scan import FileScan, joined
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import Record, as_text, records_to_block
-from alchemi_xr.etl.schema import FieldObserver, Schema
-from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.etl.schema import Schema
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, plain_map
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 
@@ -86,30 +86,16 @@ class AseDbSource:
     def scan(self, map_files: Mapper = plain_map) -> Scan:
         """Read every row once, for its counts and fields."""
         results = map_files(_scan_file, [(self, i) for i in range(len(self.paths))])
-        observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
-        for result in results:
-            observer.merge(result["observer"])
-            keys.update(result["keys"])
-            unstored.update(result["unstored"])
-        self.schema = observer.schema(self.paths[0])
-        notes = [f"{n!r} is not stored ({c} rows)" for n, c in sorted(unstored.items())]
-        notes += [f"{n!r} is not stored: {why}" for n, why in self.schema.dropped.items()]
-        notes += [note for result in results for note in result["notes"]]
-        atoms = np.concatenate([np.array(r["atoms"], dtype=np.int64) for r in results])
-        return Scan(
-            pack(
-                (s for r in results for s in r["segments"]),
-                target_bytes=16 * 2**20,
-                target_samples=self.rows,
-            ),
-            atoms,
-            no_edges(len(atoms)),
-            self.schema,
-            [reject for result in results for reject in result["rejects"]],
-            notes,
-            dict(keys),
-            sum(r["records"] for r in results),
+        scan = joined(
+            results,
+            self.paths[0],
+            unstored="{name!r} is not stored ({count} rows)",
+            target_bytes=16 * 2**20,
+            target_samples=self.rows,
         )
+        scan.notes += [note for result in results for note in result.notes]
+        self.schema = scan.schema
+        return scan
 
     def read(self, partition: Partition) -> PartResult:
         """The rows of a partition."""
@@ -153,17 +139,12 @@ class AseDbSource:
         return record
 
 
-def _scan_file(job: tuple[AseDbSource, int]) -> dict[str, Any]:
+def _scan_file(job: tuple[AseDbSource, int]) -> FileScan:
     source, number = job
     shown = source.paths[number]
-    observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
-    atoms: list[int] = []
-    segments: list[tuple[Segment, int]] = []
-    rejects: list[Reject] = []
-    records = 0
-    fresh = True
+    out = FileScan(notes=_metadata_notes(source.files[number], shown))
     for identity, row, (start, stop) in source._rows(number, 0, None):
-        records += 1
+        out.records += 1
         fault: tuple[str, str] | None
         try:
             if isinstance(row, Exception):
@@ -174,33 +155,12 @@ def _scan_file(job: tuple[AseDbSource, int]) -> dict[str, Any]:
             record, fault = Record(0), ("", f"{type(error).__name__}: {error}")
         if fault is not None:
             reason = f"row id {identity}: {fault[1]}"
-            rejects.append(Reject(shown, records - 1, reason, field=fault[0]))
-            fresh = True
+            out.rejects.append(Reject(shown, out.records - 1, reason, field=fault[0]))
             continue
-        record.observe(observer)
-        keys.update(k for k in record.keys if not k.startswith("source_"))
-        unstored.update(record.unstored)
-        atoms.append(record.atoms)
-        size = record.atoms * 100
-        if fresh or segments[-1][0].frames >= source.rows:
-            segments.append((Segment(number, start, stop, records - 1, 1, record.atoms), size))
-            fresh = False
-        else:
-            last, nbytes = segments[-1]
-            grown = Segment(
-                number, last.start, stop, last.first, last.frames + 1, last.atoms + record.atoms
-            )
-            segments[-1] = (grown, nbytes + size)
-    return {
-        "observer": observer,
-        "keys": keys,
-        "unstored": unstored,
-        "atoms": atoms,
-        "segments": segments,
-        "rejects": rejects,
-        "records": records,
-        "notes": _metadata_notes(source.files[number], shown),
-    }
+        out.take(record, (k for k in record.keys if not k.startswith("source_")))
+        segment = Segment(number, start, stop, out.records - 1, 1, record.atoms)
+        out.extend(segment, record.atoms * 100, most=source.rows)
+    return out
 
 
 def _metadata_notes(path: str, shown: str) -> list[str]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, ClassVar
 
-import numpy as np
-
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.ase_records import atoms_to_record, fault_of
+from alchemi_xr.etl.file_scan import FileScan, joined
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import Record, records_to_block
-from alchemi_xr.etl.schema import FieldObserver, Schema
-from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.etl.schema import Schema
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, plain_map
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 
@@ -68,30 +66,16 @@ class AseSource:
     def scan(self, map_files: Mapper = plain_map) -> Scan:
         """Read every frame once, for its counts and fields."""
         results = map_files(_scan_file, [(self, i) for i in range(len(self.paths))])
-        observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
-        for result in results:
-            observer.merge(result["observer"])
-            keys.update(result["keys"])
-            unstored.update(result["unstored"])
-        self.schema = observer.schema(self.paths[0])
-        notes = [f"{n!r} is not stored ({c} frames)" for n, c in sorted(unstored.items())]
-        notes += [f"{n!r} is not stored: {why}" for n, why in self.schema.dropped.items()]
-        notes += sorted({note for result in results for note in result["notes"]})
-        atoms = np.concatenate([np.array(r["atoms"], dtype=np.int64) for r in results])
-        return Scan(
-            pack(
-                (s for r in results for s in r["segments"]),
-                target_bytes=4 * 2**20,
-                target_samples=self.frames,
-            ),
-            atoms,
-            no_edges(len(atoms)),
-            self.schema,
-            [reject for result in results for reject in result["rejects"]],
-            notes,
-            dict(keys),
-            sum(r["records"] for r in results),
+        scan = joined(
+            results,
+            self.paths[0],
+            unstored="{name!r} is not stored ({count} frames)",
+            target_bytes=4 * 2**20,
+            target_samples=self.frames,
         )
+        scan.notes += sorted({note for result in results for note in result.notes})
+        self.schema = scan.schema
+        return scan
 
     def read(self, partition: Partition) -> PartResult:
         """The frames of a partition."""
@@ -145,18 +129,13 @@ class AseSource:
         yield from islice(frames, start, stop)
 
 
-def _scan_file(job: tuple[AseSource, int]) -> dict[str, Any]:
+def _scan_file(job: tuple[AseSource, int]) -> FileScan:
     source, number = job
     shown = source.paths[number]
-    observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
-    atoms: list[int] = []
-    segments: list[tuple[Segment, int]] = []
-    rejects: list[Reject] = []
+    out = FileScan()
     # Only a trajectory is reached by frame; of other files a task reads all.
-    limit = source.frames if source.is_trajectory(number) else 2**62
+    most = source.frames if source.is_trajectory(number) else None
     frame = -1
-    fresh = True
-    notes: set[str] = set()
     try:
         with _quietly() as caught:
             for frame, item in enumerate(source._frames(number, 0, None)):
@@ -167,45 +146,19 @@ def _scan_file(job: tuple[AseSource, int]) -> dict[str, Any]:
                     record = source._record(item, number)
                     fault = fault_of(record)
                 if fault is not None:
-                    rejects.append(Reject(shown, frame, fault[1], field=fault[0]))
-                    fresh = True
+                    out.rejects.append(Reject(shown, frame, fault[1], field=fault[0]))
                     continue
-                record.observe(observer)
-                keys.update(k for k in record.keys if k != "source_file")
-                unstored.update(record.unstored)
-                atoms.append(record.atoms)
-                size = record.atoms * 100
-                if fresh or segments[-1][0].frames >= limit:
-                    new = Segment(number, frame, frame + 1, frame, 1, record.atoms)
-                    segments.append((new, size))
-                    fresh = False
-                else:
-                    last, nbytes = segments[-1]
-                    grown = Segment(
-                        number,
-                        last.start,
-                        frame + 1,
-                        last.first,
-                        last.frames + 1,
-                        last.atoms + record.atoms,
-                    )
-                    segments[-1] = (grown, nbytes + size)
-        notes = {f"{shown}: ASE warns: {w.message}" for w in caught}
+                out.take(record, (k for k in record.keys if k != "source_file"))
+                segment = Segment(number, frame, frame + 1, frame, 1, record.atoms)
+                out.extend(segment, record.atoms * 100, most=most)
+        out.notes += [f"{shown}: ASE warns: {w.message}" for w in caught]
     except Exception as error:
         # ASE gives up on the file here; the frames before it stand.
         reason = f"ASE cannot read it ({type(error).__name__}: {error})"
-        rejects.append(Reject(shown, frame + 1, reason))
+        out.rejects.append(Reject(shown, frame + 1, reason))
         frame += 1
-    return {
-        "observer": observer,
-        "keys": keys,
-        "unstored": unstored,
-        "atoms": atoms,
-        "segments": segments,
-        "rejects": rejects,
-        "records": frame + 1,
-        "notes": notes,
-    }
+    out.records = frame + 1
+    return out
 
 
 def _filetype(path: str) -> str | None:

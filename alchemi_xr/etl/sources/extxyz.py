@@ -7,26 +7,18 @@ found broken only then keeps its rows and is deleted.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import os
-import tempfile
-import weakref
-import zlib
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
-from alchemi_xr._optional import import_optional
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.columns import ColumnSpec, LineFault
+from alchemi_xr.etl.file_scan import FileScan, joined
 from alchemi_xr.etl.frame_index import Batch, Frame, IndexFault, iter_batches
 from alchemi_xr.etl.frames import (
     FrameFault,
@@ -37,8 +29,9 @@ from alchemi_xr.etl.frames import (
 )
 from alchemi_xr.etl.heads import Form, read_heads
 from alchemi_xr.etl.names import NameMap
-from alchemi_xr.etl.schema import FieldObserver, Schema
-from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.etl.schema import Schema
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, plain_map
+from alchemi_xr.etl.unpacking import PACKED, own_folder, unpack
 from alchemi_xr.etl.xyz_part import FramesOfText, assemble
 from alchemi_xr.native.text import ATOMS, COMMENT, COMMENT_STOP, LINE, OFFSET, STOP
 from alchemi_xr.plan.rejects import Reject
@@ -47,44 +40,6 @@ from alchemi_xr.plan.tasks import PartResult
 __all__ = ["ExtxyzSource"]
 
 _SUFFIXES = (".xyz", ".extxyz", ".exyz")
-
-
-def _blocks_of(open_packed: Callable[..., Any]) -> Callable[[str], Iterator[bytes]]:
-    def blocks(path: str) -> Iterator[bytes]:
-        with open_packed(path, "rb") as packed:
-            # ``read`` would lose what it has when it meets the damage.
-            while block := packed.read1(2**20):
-                yield block
-
-    return blocks
-
-
-def _zstd_blocks(path: str) -> Iterator[bytes]:
-    """Blocks of a zstd file, of all its frames; EOFError where the last is cut off."""
-    zstandard = import_optional("zstandard", extra="etl", why=path)
-    part = zstandard.ZstdDecompressor().decompressobj()
-    begun = False
-    with open(path, "rb") as packed:
-        while block := packed.read(2**18):
-            while block:
-                begun = True
-                try:
-                    yield part.decompress(block)
-                except zstandard.ZstdError as error:
-                    raise OSError(str(error)) from error
-                block = b""
-                if part.eof:
-                    block = part.unused_data
-                    part, begun = zstandard.ZstdDecompressor().decompressobj(), False
-    if begun:
-        raise EOFError("the file ends inside a frame")
-
-
-_PACKED: dict[str, Callable[[str], Iterator[bytes]]] = {
-    ".gz": _blocks_of(gzip.open),
-    ".bz2": _blocks_of(bz2.open),
-    ".zst": _zstd_blocks,
-}
 
 
 class ExtxyzSource:
@@ -121,7 +76,7 @@ class ExtxyzSource:
     def matches(cls, path: str) -> bool:
         """By the file name, less the suffix of a packer."""
         name = os.path.basename(path).lower()
-        for packed in _PACKED:
+        for packed in PACKED:
             name = name.removesuffix(packed)
         return name.endswith(_SUFFIXES)
 
@@ -129,41 +84,26 @@ class ExtxyzSource:
         """Count the frames of every file and see what fields they have."""
         damage: list[Reject] = []
         for number, path in enumerate(self.paths):
-            blocks = _PACKED.get(Path(path).suffix.lower())
-            if blocks is not None:
-                self.files[number], fault = self._unpack(number, blocks)
-                damage += fault
+            if Path(path).suffix.lower() in PACKED:
+                self._spool = self._spool or own_folder(self)
+                os.makedirs(self._spool, exist_ok=True)
+                self.files[number] = os.path.join(self._spool, f"{number:06d}.xyz")
+                damage += unpack(path, self.files[number])
         jobs = [
             _Job(number, shown, file, self.names, self.partition_bytes)
             for number, (shown, file) in enumerate(zip(self.paths, self.files, strict=True))
         ]
-        results: list[_FileScan] = map_files(_scan_file, jobs)
-        observer = FieldObserver()
-        keys: Counter[str] = Counter()
-        unstored: Counter[str] = Counter()
-        for result in results:
-            observer.merge(result.observer)
-            keys.update(result.keys)
-            unstored.update(result.unstored)
-        self.schema = observer.schema(self.paths[0])
-        notes = [
-            f"column {name!r} is text of single atoms and is not stored ({count} frames)"
-            for name, count in sorted(unstored.items())
-        ]
-        notes += [f"{name!r} is not stored: {why}" for name, why in self.schema.dropped.items()]
-        notes += [note for result in results for note in result.notes]
-        atoms = np.concatenate([np.frombuffer(r.atoms, dtype=np.int64) for r in results])
-        return Scan(
-            pack((s for r in results for s in r.segments), target_bytes=self.partition_bytes),
-            atoms,
-            no_edges(len(atoms)),
-            self.schema,
-            # The damage first: what is cut off by it is found by the scan too.
-            damage + [reject for result in results for reject in result.rejects],
-            notes,
-            dict(keys),
-            sum(r.records for r in results) + len(damage),
+        results: list[FileScan] = map_files(_scan_file, jobs)
+        scan = joined(
+            results,
+            self.paths[0],
+            unstored="column {name!r} is text of single atoms and is not stored ({count} frames)",
+            target_bytes=self.partition_bytes,
+            damage=damage,
         )
+        scan.notes += [note for result in results for note in result.notes]
+        self.schema = scan.schema
+        return scan
 
     def read(self, partition: Partition) -> PartResult:
         """Parse the frames of a partition, all files of it together."""
@@ -177,33 +117,6 @@ class ExtxyzSource:
             parts.append(FramesOfText(data, segment, self.paths[segment.file], self.names))
         return assemble(parts, self.schema, self.names)
 
-    def _unpack(
-        self, number: int, blocks: Callable[[str], Iterator[bytes]]
-    ) -> tuple[str, list[Reject]]:
-        if self._spool is None:
-            self._spool = tempfile.mkdtemp(prefix="alchemi_xr-")
-            weakref.finalize(self, _remove_tree, self._spool, os.getpid())
-        os.makedirs(self._spool, exist_ok=True)
-        shown = self.paths[number]
-        target = os.path.join(self._spool, f"{number:06d}.xyz")
-        faults: list[Reject] = []
-        with open(target + ".partial", "wb") as out:
-            try:
-                for block in blocks(shown):
-                    out.write(block)
-            except (OSError, EOFError, zlib.error) as error:
-                reason = f"the compressed data are damaged after byte {out.tell()}: {error}"
-                faults.append(Reject(shown, -1, reason))
-        os.replace(target + ".partial", target)
-        return target, faults
-
-
-def _remove_tree(path: str, pid: int) -> None:
-    import shutil
-
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)
-
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -214,21 +127,9 @@ class _Job:
     partition_bytes: int
 
 
-@dataclass
-class _FileScan:
-    observer: FieldObserver = field(default_factory=FieldObserver)
-    segments: list[tuple[Segment, int]] = field(default_factory=list)
-    atoms: array[int] = field(default_factory=lambda: array("q"))
-    rejects: list[Reject] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    keys: Counter[str] = field(default_factory=Counter)
-    unstored: Counter[str] = field(default_factory=Counter)
-    records: int = 0
-
-
-def _scan_file(job: _Job) -> _FileScan:
+def _scan_file(job: _Job) -> FileScan:
     """One file: frames into segments, faults into rejects."""
-    out = _FileScan()
+    out = FileScan()
     if os.path.getsize(job.file) == 0:
         out.rejects.append(Reject(job.shown, 0, "the file is empty", 0, 1))
         return out
@@ -250,7 +151,7 @@ def _scan_file(job: _Job) -> _FileScan:
 
 
 def _take_batch(
-    out: _FileScan, batch: Batch, job: _Job, single: _Singles, segments: _Segments
+    out: FileScan, batch: Batch, job: _Job, single: _Singles, segments: _Segments
 ) -> None:
     heads = read_heads(batch.text, batch.frames, job.names, select=_nothing)
     atoms = batch.frames[:, ATOMS]
@@ -288,7 +189,7 @@ def _nothing(name: str) -> bool:
 class _Singles:
     """Frames whose comment is read by itself."""
 
-    def __init__(self, out: _FileScan, job: _Job) -> None:
+    def __init__(self, out: FileScan, job: _Job) -> None:
         self.out, self.job = out, job
         self.signatures: Counter[Any] = Counter()
         self.heads: dict[Any, FrameHead] = {}
@@ -335,7 +236,7 @@ def _signature(head: FrameHead, atoms: int) -> Any:
 
 
 def _observe(
-    out: _FileScan,
+    out: FileScan,
     spec: ColumnSpec,
     keys: Sequence[str],
     forms: Sequence[Form],
@@ -365,7 +266,7 @@ def _observe(
 class _Segments:
     """Good frames put together into ranges of the file."""
 
-    def __init__(self, out: _FileScan, job: _Job) -> None:
+    def __init__(self, out: FileScan, job: _Job) -> None:
         self.out, self.job = out, job
         self._next = self._first = -1
         self._start = self._stop = self._atoms = self._line = 0

@@ -11,7 +11,6 @@ import os
 import shutil
 import struct
 import tempfile
-import weakref
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from alchemi_xr._typing import Level
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.arrays import Arrays, ArraySource, Opened, Table
 from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.unpacking import own_folder
 
 __all__ = ["NpzSource"]
 
@@ -71,8 +71,7 @@ class NpzSource(ArraySource):
     def scan(self, map_files: Any = None) -> Any:
         """Shapes of every member, and the numbers of atoms."""
         if self._spool is None:
-            self._spool = tempfile.mkdtemp(prefix="alchemi_xr-")
-            weakref.finalize(self, _remove, self._spool, os.getpid())
+            self._spool = own_folder(self)
         return super().scan() if map_files is None else super().scan(map_files)
 
     def declared(self, tables: Sequence[Table]) -> dict[str, str]:
@@ -214,8 +213,3 @@ def _mapped(
         file.seek(at)
         return np.frombuffer(file.read(size), dtype).reshape(shape, order=order)
     return np.memmap(path, dtype, "r", at, shape, order)
-
-
-def _remove(path: str, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)

@@ -9,25 +9,22 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
-import tempfile
-import weakref
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, ClassVar
 
-import numpy as np
-
 from alchemi_xr.errors import ConfigError, SourceError
 from alchemi_xr.etl.ase_records import fault_of
+from alchemi_xr.etl.file_scan import FileScan, joined
 from alchemi_xr.etl.json_index import iter_records, record_depth
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.pymatgen_records import RecordFault, StressForm, to_record
 from alchemi_xr.etl.records import Record, records_to_block
-from alchemi_xr.etl.schema import FieldObserver, Schema
-from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.etl.schema import Schema
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, plain_map
+from alchemi_xr.etl.unpacking import own_folder, unpack
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 
@@ -96,28 +93,21 @@ class PymatgenJsonSource:
         damage: list[Reject] = []
         for number, path in enumerate(self.paths):
             if path.lower().endswith(".gz"):
-                damage += self._unpack(number)
+                self._spool = self._spool or own_folder(self)
+                os.makedirs(self._spool, exist_ok=True)
+                self.files[number] = os.path.join(self._spool, f"{number:06d}.json")
+                damage += unpack(path, self.files[number])
         results = map_files(_scan_file, [(self, i) for i in range(len(self.paths))])
-        observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
-        for result in results:
-            observer.merge(result["observer"])
-            keys.update(result["keys"])
-            unstored.update(result["unstored"])
-        self.schema = observer.schema(self.paths[0])
-        notes = [f"{n!r} is not stored ({c} records)" for n, c in sorted(unstored.items())]
-        notes += [f"{n!r} is not stored: {why}" for n, why in self.schema.dropped.items()]
-        notes += self._assumed(keys)
-        atoms = np.concatenate([np.array(r["atoms"], dtype=np.int64) for r in results])
-        return Scan(
-            pack((s for r in results for s in r["segments"]), target_bytes=self.partition_bytes),
-            atoms,
-            no_edges(len(atoms)),
-            self.schema,
-            damage + [reject for result in results for reject in result["rejects"]],
-            notes,
-            dict(keys),
-            sum(r["records"] for r in results) + len(damage),
+        scan = joined(
+            results,
+            self.paths[0],
+            unstored="{name!r} is not stored ({count} records)",
+            target_bytes=self.partition_bytes,
+            damage=damage,
         )
+        scan.notes += self._assumed(Counter(scan.keys))
+        self.schema = scan.schema
+        return scan
 
     def _assumed(self, keys: Counter[str]) -> list[str]:
         notes = []
@@ -167,24 +157,6 @@ class PymatgenJsonSource:
             raise RecordFault("", f"found {type(entry).__name__}, expected an object")
         return to_record(entry, self.names, self.stress, self.order)
 
-    def _unpack(self, number: int) -> list[Reject]:
-        if self._spool is None:
-            self._spool = tempfile.mkdtemp(prefix="alchemi_xr-")
-            weakref.finalize(self, _remove, self._spool, os.getpid())
-        os.makedirs(self._spool, exist_ok=True)
-        shown = self.paths[number]
-        target = os.path.join(self._spool, f"{number:06d}.json")
-        self.files[number] = target
-        with open(target, "wb") as out:
-            try:
-                with gzip.open(shown, "rb") as packed:
-                    while block := packed.read1(2**20):
-                        out.write(block)
-            except (OSError, EOFError, zlib.error) as error:
-                reason = f"the compressed data are damaged after byte {out.tell()}: {error}"
-                return [Reject(shown, -1, reason)]
-        return []
-
 
 def _entries(text: bytes) -> list[Any]:
     """The records of a stretch of a file, from the first byte of one to the last of another."""
@@ -192,88 +164,40 @@ def _entries(text: bytes) -> list[Any]:
     return [json.loads(text[a:b]) for a, b in iter_records(BytesIO(text), 1)]
 
 
-def _scan_file(job: tuple[PymatgenJsonSource, int]) -> dict[str, Any]:
+def _scan_file(job: tuple[PymatgenJsonSource, int]) -> FileScan:
     source, number = job
     shown = source.paths[number]
-    observer, keys, unstored = FieldObserver(), Counter[str](), Counter[str]()
-    atoms: list[int] = []
-    segments: list[tuple[Segment, int]] = []
-    rejects: list[Reject] = []
+    out = FileScan()
     index = -1
     with open(source.files[number], "rb") as file, open(source.files[number], "rb") as lookup:
         depth = record_depth(file)
         if depth is None:
-            rejects.append(Reject(shown, 0, "no structure with sites is found in it"))
+            out.rejects.append(Reject(shown, 0, "no structure with sites is found in it"))
         else:
             try:
                 for index, (start, stop) in enumerate(iter_records(file, depth)):
                     lookup.seek(start)
-                    fault = _take(
-                        source, lookup.read(stop - start), observer, keys, unstored, atoms
-                    )
-                    if fault is not None:
-                        rejects.append(Reject(shown, index, fault[1], start, field=fault[0]))
+                    found = _looked_at(source, lookup.read(stop - start))
+                    if not isinstance(found, Record):
+                        name, reason = found
+                        out.rejects.append(Reject(shown, index, reason, start, field=name))
                         continue
-                    _extend(segments, number, start, stop, index, atoms[-1], source.partition_bytes)
+                    out.take(found, found.keys)
+                    segment = Segment(number, start, stop, index, 1, found.atoms)
+                    out.extend(segment, stop - start, limit=source.partition_bytes)
             except ValueError as error:
                 index += 1
-                rejects.append(Reject(shown, index, str(error)))
-    return {
-        "observer": observer,
-        "keys": keys,
-        "unstored": unstored,
-        "atoms": atoms,
-        "segments": segments,
-        "rejects": rejects,
-        "records": max(index + 1, len(rejects)),
-    }
+                out.rejects.append(Reject(shown, index, str(error)))
+    out.records = max(index + 1, len(out.rejects))
+    return out
 
 
-def _extend(
-    segments: list[tuple[Segment, int]],
-    number: int,
-    start: int,
-    stop: int,
-    index: int,
-    atoms: int,
-    limit: int,
-) -> None:
-    """Add a record to the last segment, or begin a new one."""
-    if segments:
-        last, _ = segments[-1]
-        if index == last.first + last.frames and stop - last.start <= limit:
-            grown = Segment(
-                number, last.start, stop, last.first, last.frames + 1, last.atoms + atoms
-            )
-            segments[-1] = (grown, stop - last.start)
-            return
-    segments.append((Segment(number, start, stop, index, 1, atoms), stop - start))
-
-
-def _take(
-    source: PymatgenJsonSource,
-    text: bytes,
-    observer: FieldObserver,
-    keys: Counter[str],
-    unstored: Counter[str],
-    atoms: list[int],
-) -> tuple[str, str] | None:
+def _looked_at(source: PymatgenJsonSource, text: bytes) -> Record | tuple[str, str]:
+    """The record of a text, or field and reason why there is none."""
     try:
         record = source.record(json.loads(text))
     except RecordFault as error:
         return error.field, error.reason
     except (ValueError, RecursionError) as error:
         return "", f"is no JSON ({error})"
-    fault = fault_of(record)
-    if fault is not None:
-        return fault
-    record.observe(observer)
-    keys.update(record.keys)
-    unstored.update(record.unstored)
-    atoms.append(record.atoms)
-    return None
-
-
-def _remove(path: str, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)
+    return fault_of(record) or record

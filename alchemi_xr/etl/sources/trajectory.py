@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from alchemi_xr.etl.elements import SYMBOLS
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
+from alchemi_xr.etl.unpacking import own_folder
 from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 
@@ -102,8 +102,7 @@ class TrajectorySource:
     def scan(self, map_files: Mapper = plain_map) -> Scan:
         """Numbers of frames and atoms, and whether there are velocities and forces."""
         if self._spool is None:
-            self._spool = tempfile.mkdtemp(prefix="alchemi_xr-")
-            weakref.finalize(self, _remove, self._spool, os.getpid())
+            self._spool = own_folder(self)
         notes: list[str] = []
         self._numbers = self._elements(notes)
         # One after the other: each is a look at headers, and MDAnalysis is not for threads.
@@ -347,10 +346,3 @@ def _quietly() -> Iterator[None]:
 
 def _nothing() -> None:
     """In the place of a method that is not to be called."""
-
-
-def _remove(path: str, pid: int) -> None:
-    import shutil
-
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)
