@@ -18,9 +18,10 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import IntArray, NDArray
-from alchemi_xr.analysis.cells import complete_cells, masses_of, periodicity, symbols
+from alchemi_xr.analysis.basics import masses_of, symbols
 from alchemi_xr.analysis.species import need
 from alchemi_xr.data.block import Block
+from alchemi_xr.data.cells import complete_cells, periodicity
 from alchemi_xr.errors import ConfigError, FieldError
 from alchemi_xr.ragged.conventions import structure
 from alchemi_xr.ragged.mapping import as_block, partition_of

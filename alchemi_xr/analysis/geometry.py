@@ -14,9 +14,10 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import IntArray, NDArray
-from alchemi_xr.analysis.cells import check_length, iter_pairs, symbols
+from alchemi_xr.analysis.basics import check_length, symbols
 from alchemi_xr.analysis.species import elements_of, need, number_of, or_nan, pair_table
 from alchemi_xr.data.block import Block
+from alchemi_xr.data.pairs import iter_pairs
 from alchemi_xr.errors import ConfigError
 from alchemi_xr.ragged.mapping import apply_blocks
 

@@ -6,11 +6,12 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import IntArray, NDArray
-from alchemi_xr.analysis.cells import check_length, iter_pairs
+from alchemi_xr.analysis.basics import check_length
 from alchemi_xr.analysis.species import need
 from alchemi_xr.analysis.stats import counts_table
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import ptr_to_index
+from alchemi_xr.data.pairs import iter_pairs
 from alchemi_xr.errors import ConfigError
 from alchemi_xr.ragged.mapping import apply_blocks
 

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import BoolArray, IntArray
-from alchemi_xr.analysis.cells import symbols
+from alchemi_xr.analysis.basics import symbols
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import ConfigError, FieldError, UnknownFieldError, nearest
 from alchemi_xr.ragged.mapping import apply_blocks

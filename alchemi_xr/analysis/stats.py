@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import NDArray
-from alchemi_xr.analysis.cells import symbols
+from alchemi_xr.analysis.basics import symbols
 from alchemi_xr.analysis.species import elements_of, need
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import ptr_to_index

@@ -8,9 +8,10 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import NDArray
-from alchemi_xr.analysis.cells import complete_cells, masses_of, periodicity
+from alchemi_xr.analysis.basics import masses_of
 from alchemi_xr.analysis.species import need, sample_coords
 from alchemi_xr.data.block import Block
+from alchemi_xr.data.cells import complete_cells, periodicity
 from alchemi_xr.errors import ConfigError, FieldError
 from alchemi_xr.ragged.conventions import structure
 from alchemi_xr.ragged.mapping import apply_blocks, as_block

@@ -12,10 +12,11 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import NDArray
-from alchemi_xr.analysis.cells import masses_of, periodicity, volumes
+from alchemi_xr.analysis.basics import masses_of
 from alchemi_xr.analysis.species import need, sample_coords
 from alchemi_xr.data import thermo
 from alchemi_xr.data.block import Block
+from alchemi_xr.data.cells import periodicity, volumes
 from alchemi_xr.data.segment import segment_reduce
 from alchemi_xr.errors import FieldError
 from alchemi_xr.ragged.conventions import level_of

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from alchemi_xr._typing import NDArray
-from alchemi_xr.analysis.cells import masses_of
+from alchemi_xr.analysis.basics import masses_of
 from alchemi_xr.analysis.frames import Frames, correlate, iter_systems
 from alchemi_xr.errors import ConfigError
 from alchemi_xr.ragged.conventions import structure
