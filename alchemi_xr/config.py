@@ -16,6 +16,9 @@ __all__ = ["get_options", "option", "set_options"]
 _DEFAULTS: dict[str, Any] = {
     # Bytes that a streaming pass (defragment, export, iter_blocks) holds at a time.
     "stream_bytes": 64 * 2**20,
+    # Bytes of decoded chunks that all readers of this process keep together; "auto": a
+    # sixteenth of the memory that is free at the first one.
+    "cache_bytes": "auto",
     # "auto": live bars on a terminal, log lines elsewhere; "bar", "log" or "off".
     "progress": "auto",
     # Seconds without a heartbeat after which a writer's lease counts as dead.
@@ -32,6 +35,14 @@ def _check(key: str, value: Any) -> Any:
         if value not in ("auto", "bar", "log", "off"):
             raise ConfigError(
                 "set_options", "progress", found=repr(value), expected="auto, bar, log or off"
+            )
+        return value
+    if key == "cache_bytes":
+        if value == "auto":
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(
+                "set_options", key, found=repr(value), expected="bytes, a whole number, or 'auto'"
             )
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
@@ -55,8 +66,9 @@ class set_options:
     Parameters
     ----------
     **options
-        ``stream_bytes`` (bytes), ``progress`` (``"auto"``, ``"bar"``, ``"log"``,
-        ``"off"``), ``lease_timeout`` (s).
+        ``stream_bytes`` (bytes), ``cache_bytes`` (bytes of decoded chunks, or
+        ``"auto"``), ``progress`` (``"auto"``, ``"bar"``, ``"log"``, ``"off"``),
+        ``lease_timeout`` (s).
 
     Raises
     ------

@@ -111,11 +111,12 @@ def test_locks_and_what_was_flying_are_renewed() -> None:
     """What ``os.register_at_fork`` calls, without a fork: the state that hung before."""
     cache, pool = PieceCache(1000), BufferPool()
     cache.get("a", lambda: np.zeros(4))
-    with cache._lock, pool._lock:
-        cache._flying["b"] = None  # type: ignore[assignment]
-        cache._bytes = 7  # the fork came between a piece and its bytes
-        cache.renew()
+    budget, space = cache.budget, cache._space
+    with budget._lock, pool._lock:
+        space.flying["b"] = None  # type: ignore[assignment]
+        budget._bytes = space.nbytes = 7  # the fork came between a piece and its bytes
+        budget.renew()
         pool.renew()
         assert cache.get("b", lambda: np.ones(3)).tolist() == [1, 1, 1]
-        assert cache.nbytes == 32 + 24
+        assert cache.nbytes == budget.nbytes == 32 + 24
         assert pool.empty((1 << 17,), np.dtype(np.uint8)).nbytes == 1 << 17

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemi_xr.data.block import Block
-from alchemi_xr.data.datapipes import cache as cache_module
+from alchemi_xr.data.datapipes import budget as budget_module
 from alchemi_xr.data.datapipes import gather as gather_module
 from alchemi_xr.data.datapipes.cache import PieceCache
-from alchemi_xr.data.datapipes.gather import Gatherer, piece_rows, plan_cuts
+from alchemi_xr.data.datapipes.cuts import plan_cuts
+from alchemi_xr.data.datapipes.gather import Gatherer, piece_rows
 from alchemi_xr.store import Snapshot, StoreWriter, ZarrWriteConfig, open_store
 
 COUNT = 29
@@ -164,7 +165,7 @@ def test_an_order_that_decodes_again_and_again_is_told_once(
 def test_a_sample_that_reaches_into_a_piece_does_not_decode_it_again(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_SHARE", 2)
+    monkeypatch.setattr(budget_module, "HEAD_SHARE", 2)
     config = ZarrWriteConfig(core={"chunk_size": 20}, meta={"chunk_size": 64})
     StoreWriter(tmp_path / "s.zarr", config).write(block)
     snapshot = open_store(tmp_path / "s.zarr")

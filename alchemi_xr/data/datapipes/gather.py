@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -23,7 +22,9 @@ import numpy as np
 from alchemi_xr._typing import IntArray, Level, NDArray, Ptr
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
+from alchemi_xr.data.datapipes.budget import Kept
 from alchemi_xr.data.datapipes.cache import PieceCache
+from alchemi_xr.data.datapipes.cuts import Cut, plan_cuts
 from alchemi_xr.data.datapipes.forks import renew_in_child
 from alchemi_xr.data.datapipes.pool import BufferPool
 from alchemi_xr.data.datapipes.windows import WindowPlan, plan_windows
@@ -44,67 +45,6 @@ __all__ = ["Cut", "Gatherer", "piece_rows", "plan_cuts"]
 _PIECE_BYTES = 2**20
 #: The same where chunks are files: most are decoded without zarr.
 _LOCAL_BYTES = 2**18
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Ranges of rows that a request takes from one piece of an array.
-
-    Parameters
-    ----------
-    piece : int
-        Rows ``piece * size`` to ``(piece + 1) * size`` of the array.
-    starts, stops : int64 arrays
-        Within the piece.
-    targets : int64 array
-        First row of each in the result.
-    """
-
-    piece: int
-    starts: IntArray
-    stops: IntArray
-    targets: IntArray
-
-
-def plan_cuts(starts: IntArray, stops: IntArray, targets: IntArray, size: int) -> list[Cut]:
-    """What ranges of rows take from each piece of ``size`` rows, each piece once.
-
-    Parameters
-    ----------
-    starts, stops : int64 arrays, [B]
-        Rows of each sample.
-    targets : int64 array, [B]
-        Where they go in the result.
-    size : int
-
-    Examples
-    --------
-    >>> cuts = plan_cuts(np.array([9, 3]), np.array([10, 6]), np.array([0, 1]), 4)
-    >>> [(c.piece, c.starts.tolist(), c.stops.tolist(), c.targets.tolist()) for c in cuts]
-    [(0, [3], [4], [1]), (1, [0], [2], [2]), (2, [1], [2], [0])]
-    """
-    first, last = starts // size, (stops - 1) // size
-    parts = np.where(stops > starts, last - first + 1, 0)
-    if not parts.any():
-        return []
-    if (parts == 1).all():
-        owner, piece = np.arange(len(starts)), first
-    else:
-        owner = np.repeat(np.arange(len(starts)), parts)
-        begins = counts_to_ptr(parts)[:-1]
-        piece = first[owner] + np.arange(len(owner)) - begins[owner]
-    low = np.maximum(starts[owner], piece * size)
-    high = np.minimum(stops[owner], (piece + 1) * size)
-    place = targets[owner] + low - starts[owner]
-    if (np.diff(piece) < 0).any():
-        order = np.argsort(piece, kind="stable")
-        piece, low, high, place = piece[order], low[order], high[order], place[order]
-    bounds = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(piece)]
-    return [
-        Cut(number, low[a:b] - number * size, high[a:b] - number * size, place[a:b])
-        for a, b in pairwise(bounds)
-        for number in (int(piece[a]),)
-    ]
 
 
 def piece_rows(snapshot: Snapshot, name: str) -> int:
@@ -136,12 +76,17 @@ class Gatherer:
         self.names = [name for name in snapshot.fields if snapshot.group(name) != "text"]
         self._mapped: dict[str, Field | None] = {}
         self._plans: dict[tuple[str, ...], _Fields] = {}
-        self._windows: dict[tuple[tuple[str, ...], Any], WindowPlan | None] = {}
+        self._windows: dict[tuple[tuple[str, ...], Any], _Windows] = {}
+        # Fields that are one array of the cache, which it may want back.
+        self._wholes: dict[str, Kept] = {}
+        self._version = self._seen = 0
         self._pool = BufferPool()
         self._chunks: dict[str, ChunkReader | None] = {}
         self._given = self._misfits = 0
         self._warned = False
         self._lock = Lock()
+        if cache is not None:
+            cache.listen(self)
         renew_in_child(self)
 
     def renew(self) -> None:
@@ -182,11 +127,15 @@ class Gatherer:
             That floats come in.
         """
         key = (names, dtype)
-        try:
-            return self._windows[key]
-        except KeyError:
-            pass
-        snapshot, plan = self.snapshot, None
+        found = self._windows.get(key)
+        if found is None:
+            found = self._plan_windows(names, dtype)
+        for kept in found.wholes:
+            kept.touch()
+        return found.plan
+
+    def _plan_windows(self, names: tuple[str, ...], dtype: Any) -> _Windows:
+        snapshot, plan, version = self.snapshot, None, self._version
         fields = {name: self.mapped(name) for name in names}
         rows = {name: field.rows for name, field in fields.items() if field is not None}
         if len(rows) == len(names) and not snapshot.schema.foreign_samples:
@@ -203,22 +152,36 @@ class Gatherer:
                 dtype=dtype,
                 pool=self._pool,
             )
-        self._windows[key] = plan
-        return plan
+        found = _Windows(plan, self._held(names) if plan is not None else ())
+        with self._lock:
+            if version == self._version:
+                self._windows[names, dtype] = found
+        return found
+
+    def _held(self, names: Sequence[str]) -> tuple[Kept, ...]:
+        wholes = self._wholes
+        return tuple(wholes[name] for name in names if name in wholes)
 
     def _fields(self, names: tuple[str, ...]) -> _Fields:
         found = self._plans.get(names)
         if found is None:
+            version = self._version
             fields = {name: self.mapped(name) for name in names}
             direct = [name for name in names if fields[name] is not None]
-            found = self._plans[names] = _Fields(
+            found = _Fields(
                 direct,
                 [name for name in names if fields[name] is None],
                 Gather([field for field in fields.values() if field is not None]),
                 {name: self.snapshot.level(name) for name in names},
                 {n: self.snapshot.unit(n) for n in names if self.snapshot.unit(n)},
                 [n for n in names if self.snapshot.present(n) is not None],
+                self._held(direct),
             )
+            with self._lock:
+                if version == self._version:
+                    self._plans[names] = found
+        for kept in found.wholes:
+            kept.touch()
         return found
 
     def __call__(self, samples: IntArray, names: Sequence[str]) -> Block:
@@ -240,6 +203,9 @@ class Gatherer:
         # The edges of another tool's appends need the snapshot's own care.
         if snapshot.schema.foreign_samples:
             return _read(snapshot, samples, names)
+        if self.cache is not None and self.cache.wholes != self._seen:
+            self._seen = self.cache.wholes
+            self._join(names)  # another reader of the same rows may have joined them
         fields = self._fields(tuple(names))
         if not fields.direct:
             return self._from_chunks(samples, names)
@@ -315,11 +281,13 @@ class Gatherer:
             )
             logger.warning(
                 "%s: its chunks are decoded many times over, as the decoded fields (%.0f MiB) do "
-                "not fit in the reader's cache (%.0f MiB) and samples come in random order. Take "
-                "DataLoader(..., shuffle='block'), or AtomicDataZarrReader(..., cache_bytes=%d)",
+                "not fit in %s (%.0f MiB) and samples come in random order. Take "
+                "DataLoader(..., shuffle='block'), or %s(..., cache_bytes=%d)",
                 self.snapshot.where,
                 size / 2**20,
+                "the cache of all readers" if cache.is_shared else "the reader's cache",
                 cache.limit / 2**20,
+                "alchemi_xr.set_options" if cache.is_shared else "AtomicDataZarrReader",
                 size + size // 8,
             )
 
@@ -329,18 +297,43 @@ class Gatherer:
         for name in names:
             pieces = -(-self.snapshot.schema.rows(name) // piece_rows(self.snapshot, name))
             # Most reads end here: not even the keys are made.
-            if not pieces or pieces > len(self.cache) or self._mapped.get(name) is not None:
+            if not pieces or self._mapped.get(name) is not None:
+                continue
+            if pieces > len(self.cache) and not self.cache.wholes:
                 continue
             if name == "neighbor_list" and not _can_shift(self.snapshot.dtype(name)):
                 continue
-            rows = self.cache.join([(name, number) for number in range(pieces)])
-            if rows is None:
+            whole = self.cache.join(name, [(name, number) for number in range(pieces)])
+            if whole is None:
                 continue
-            field = self._field(name, rows)
+            field = self._field(name, whole.rows)
             if field is not None:
                 with self._lock:
-                    self._mapped[name] = field
-                    self._plans, self._windows = {}, {}
+                    self._mapped[name], self._wholes[name] = field, whole
+                    self._renewed()
+                if whole.gone:  # between these lines, so that nobody heard of it
+                    self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Let go of a field's joined array, which the cache keeps no longer."""
+        with self._lock:
+            whole = self._wholes.get(name)
+            if whole is not None and whole.gone:
+                del self._wholes[name], self._mapped[name]
+                self._renewed()
+
+    def _renewed(self) -> None:
+        """Other fields lie in memory: what was planned on them is planned anew."""
+        self._version += 1
+        self._plans, self._windows = {}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """A plan, and the joined arrays that it copies from."""
+
+    plan: WindowPlan | None
+    wholes: tuple[Kept, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +346,7 @@ class _Fields:
     levels: dict[str, Level]
     units: dict[str, str]
     holey: list[str]
+    wholes: tuple[Kept, ...]
 
 
 def _can_shift(dtype: np.dtype[Any]) -> bool:

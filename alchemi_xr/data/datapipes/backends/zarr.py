@@ -1,12 +1,11 @@
-"""The Zarr store in torch's words: a thin writer and a thin reader.
+"""The Zarr store in torch's words: a thin reader, and with it the thin writer.
 
 What is on disk, and when it is true, belongs to ``store``; how rows are
-gathered belongs to ``gather``. Here tensors become blocks and back.
+gathered belongs to ``gather``. Here blocks become tensors.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -16,18 +15,17 @@ import torch
 from torch import Tensor
 
 from alchemi_xr._typing import IntArray, Level
-from alchemi_xr.data.atomic_data import AtomicData
 from alchemi_xr.data.batch import Batch
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import as_index
 from alchemi_xr.data.datapipes.backends.base import RawSample, Reader, Tensors
-from alchemi_xr.data.datapipes.cache import PieceCache, default_bytes
+from alchemi_xr.data.datapipes.backends.zarr_writer import AtomicDataZarrWriter
+from alchemi_xr.data.datapipes.cache import cache_of
 from alchemi_xr.data.datapipes.gather import Gatherer
 from alchemi_xr.data.datapipes.validate import cast_floats
-from alchemi_xr.data.fields import canonical_level, resolve
-from alchemi_xr.data.level import from_numpy, to_numpy
+from alchemi_xr.data.fields import resolve
+from alchemi_xr.data.level import from_numpy
 from alchemi_xr.errors import (
-    ArgumentTypeError,
     CorruptStoreError,
     FieldError,
     IndexRangeError,
@@ -36,99 +34,8 @@ from alchemi_xr.errors import (
     nearest,
 )
 from alchemi_xr.store.reader import Snapshot, open_store
-from alchemi_xr.store.writer import StoreWriter
 
 __all__ = ["AtomicDataZarrReader", "AtomicDataZarrWriter"]
-
-
-class AtomicDataZarrWriter:
-    """Writes ``AtomicData`` and ``Batch`` into a store; each call is one commit.
-
-    Parameters
-    ----------
-    store : str, path, URL, dict, Zarr store or Icechunk Repository
-    config : ZarrWriteConfig or mapping, optional
-        Chunks and codecs of arrays that are made; existing ones keep theirs.
-    storage_options : dict, optional
-        For a URL: endpoint, credentials and the like.
-    """
-
-    def __init__(
-        self, store: Any, config: Any = None, *, storage_options: dict[str, Any] | None = None
-    ) -> None:
-        self.store = store
-        self.config = config
-        self._writer = StoreWriter(store, config, storage_options=storage_options)
-
-    def write(
-        self, data: AtomicData | Sequence[AtomicData] | Batch | Block, *, overwrite: bool = False
-    ) -> None:
-        """Make a new store of the data.
-
-        Raises
-        ------
-        StoreExistsError
-            Something is at the path already, and not ``overwrite``.
-        FieldError
-            There is no sample in the data.
-        """
-        self._writer.write(_as_block(data), overwrite=overwrite)
-
-    def append(self, data: AtomicData | Sequence[AtomicData] | Batch | Block) -> None:
-        """Add samples at the end.
-
-        A field that the store has and the data lacks is filled, and so is a
-        new field for the samples already there; presence masks say which.
-
-        Raises
-        ------
-        StoreNotFoundError
-        FieldError
-            A field has another level or row shape than in the store.
-        """
-        self._writer.append(_as_block(data))
-
-    def add_custom(
-        self, key: str, data: Any, level: str = "system", *, unit: str | None = None
-    ) -> None:
-        """Add an array for the samples already there, deleted ones included.
-
-        Raises
-        ------
-        FieldError
-            Its rows are not those of the level, or the name is taken.
-        LevelError
-        """
-        values = to_numpy(data) if isinstance(data, Tensor) else np.asarray(data)
-        self._writer.add_custom(key, values, canonical_level(level, where=key), unit=unit)
-
-    def delete(self, indices: Any) -> None:
-        """Mark samples as deleted, by their physical positions.
-
-        Raises
-        ------
-        IndexRangeError
-        """
-        self._writer.delete(_plain(indices))
-
-    def undelete(self, indices: Any) -> None:
-        """Take samples back that were deleted and not yet defragmented away."""
-        self._writer.undelete(_plain(indices))
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[AtomicDataZarrWriter]:
-        """Make all appends and deletions of a ``with`` block one commit, or none.
-
-        Raises
-        ------
-        StoreNotFoundError, StoreLockedError, StoreError
-        """
-        with self._writer.transaction():
-            yield self
-
-    def defragment(self, config: Any = None, *, dest: Any = None) -> None:
-        """Rebuild the store without its deleted samples, in one swap, or at ``dest``."""
-        self._writer.defragment(config, dest=dest)
 
 
 class AtomicDataZarrReader(Reader):
@@ -143,8 +50,10 @@ class AtomicDataZarrReader(Reader):
     fields : sequence of str, optional
         Read only these.
     cache_bytes : int, optional
-        Decoded chunks to keep, at most; 0 keeps none. By default a sixteenth of the
-        memory that is free when the reader is made, and 32 MiB at least.
+        Decoded chunks that this reader keeps for itself, at most; 0 keeps none. By
+        default it shares the budget of all readers of the process: the option
+        ``cache_bytes`` of ``alchemi_xr.set_options``, a sixteenth of the memory that is
+        free at the first reader and 32 MiB at least.
     storage_options : dict, optional
         For a URL: endpoint, credentials and the like.
 
@@ -173,11 +82,32 @@ class AtomicDataZarrReader(Reader):
             self._snapshot = open_store(store, storage_options=storage_options)
         self._place = self._snapshot.place
         self._chosen = None if fields is None else self._known(fields)
-        self._cache = PieceCache(default_bytes() if cache_bytes is None else cache_bytes)
-        self._choices: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
-        self._gather = Gatherer(self._snapshot, self._cache)
+        self._cache_bytes = cache_bytes
+        self._hold(self._snapshot)
+
+    def _hold(self, snapshot: Snapshot) -> None:
+        """Read this generation from now on."""
+        self._snapshot = snapshot
+        self._cache = cache_of(snapshot, self._cache_bytes)
+        self._gather = Gatherer(snapshot, self._cache)
         # Positions of the samples that are not deleted; of the generation held.
-        self._active: IntArray = self._snapshot.active
+        self._active: IntArray = snapshot.active
+        self._choices: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process opens the generation for itself: nothing that grows with the store
+        # goes there, and nothing that was decoded.
+        left = {"_cache", "_gather", "_active", "_choices"}
+        state = {k: v for k, v in self.__dict__.items() if k not in left}
+        held = None if self._snapshot is None else self._snapshot.store
+        return {**state, "store": None, "_place": self._place.for_other_processes(held)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        place = self._place
+        self.store = place if place.path is None else place.path
+        if self._snapshot is not None:
+            self._hold(self._snapshot)
 
     # -- what it holds ---------------------------------------------------------
 
@@ -404,14 +334,10 @@ class AtomicDataZarrReader(Reader):
         """
         if self._snapshot is None:
             raise StoreClosedError("AtomicDataZarrReader", "Cannot refresh a closed reader.")
-        newest = self._snapshot.refresh()
-        if newest is not self._snapshot:
-            self._snapshot.close()
-        self._snapshot = newest
-        self._cache.clear()
-        self._gather = Gatherer(newest, self._cache)
-        self._active = newest.active
-        self._choices = {}
+        held, before = self._snapshot, self._cache
+        self._hold(held.refresh())
+        before.close()
+        held.close()
         if self._chosen is not None:
             self._chosen = self._known(self._chosen)
 
@@ -423,16 +349,13 @@ class AtomicDataZarrReader(Reader):
     def reopen(self) -> None:
         """Open the newest generation again after ``close``; an open reader stays as it is."""
         if self._snapshot is None:
-            self._snapshot = open_store(self._place)
-            self._gather = Gatherer(self._snapshot, self._cache)
-            self._active = self._snapshot.active
-            self._choices = {}
+            self._hold(open_store(self._place))
 
     def close(self) -> None:
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
-            self._cache.clear()
+            self._cache.close()
             del self._gather  # and with it the maps: batches are copies
 
     # -- inside ----------------------------------------------------------------
@@ -465,35 +388,6 @@ class AtomicDataZarrReader(Reader):
 def _tensor_fields(snapshot: Snapshot) -> list[str]:
     """Fields that a tensor can hold: all but text."""
     return [name for name in snapshot.fields if snapshot.group(name) != "text"]
-
-
-def _as_block(data: AtomicData | Sequence[AtomicData] | Batch | Block) -> Block:
-    if isinstance(data, Block):
-        return data
-    if isinstance(data, AtomicData):
-        data = [data]
-    if not isinstance(data, Batch):
-        items = list(data)
-        for number, item in enumerate(items):
-            if not isinstance(item, AtomicData):
-                raise ArgumentTypeError(
-                    "AtomicDataZarrWriter",
-                    f"item {number} of the data to write is no AtomicData",
-                    found=type(item).__name__,
-                )
-        if not items:
-            raise FieldError(
-                "AtomicDataZarrWriter", "Cannot create batch from empty data list", found=0
-            )
-        data = Batch.from_data_list(items)
-    if data.num_graphs == 0:
-        raise FieldError("AtomicDataZarrWriter", "the Batch has no systems to write", found=0)
-    return data.to_block()
-
-
-def _plain(indices: Any) -> Any:
-    """Indices without torch: the store knows none of it."""
-    return indices.detach().cpu().numpy() if isinstance(indices, Tensor) else indices
 
 
 def _cut(block: Block) -> Iterator[dict[str, Tensor]]:
