@@ -39,6 +39,7 @@ __all__ = [
     "StoreVersionError",
     "TransformError",
     "UnknownFieldError",
+    "WorkerError",
     "nearest",
 ]
 
@@ -148,6 +149,10 @@ class ArgumentTypeError(AlchemiError, TypeError):
 
 class TransformError(AlchemiError, RuntimeError):
     """A transform failed, or gave nothing usable back."""
+
+
+class WorkerError(AlchemiError, RuntimeError):
+    """A worker process of a loader died, or raised what cannot be sent."""
 
 
 class OptionalDependencyError(AlchemiError, ImportError):

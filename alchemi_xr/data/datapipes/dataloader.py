@@ -21,6 +21,7 @@ from alchemi_xr.data.datapipes.dataset import compose_batch, few, noting
 from alchemi_xr.data.datapipes.epochs import EpochPlan
 from alchemi_xr.data.datapipes.orders import cut_lists
 from alchemi_xr.data.datapipes.streams import make_streams
+from alchemi_xr.data.datapipes.workers import WorkerPool, start_method
 from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
 __all__ = ["DataLoader"]
@@ -58,7 +59,19 @@ class DataLoader:
     pin_memory : bool
         Read into page-locked memory, for asynchronous copies.
     batch_transforms : sequence of callable, optional
-        ``Batch -> Batch``, in the thread that iterates.
+        ``Batch -> Batch``, in the thread that iterates, or in the workers.
+    num_workers : int
+        Processes that read and transform, for transforms that take longer than to send
+        a batch; 0 does both in this process. `prefetch_factor` is then the batches under
+        way for each, and 1 at least. Transforms run on the CPU, and draw from
+        generators (`torch`, `numpy.random`, `random`) that are seeded for each batch by
+        `seed`, epoch, its number and the rank.
+    multiprocessing_context : str or context, optional
+        ``"forkserver"`` by default, or ``"spawn"`` where there is none; ``"fork"``
+        needs no pickling, and is for processes without threads of their own.
+    persistent_workers : bool
+        The processes live on between epochs, with the transforms as they were at first,
+        until ``close``.
     seed : int
         Of the shuffle; torch's global seed has no part in it.
     max_atoms, max_edges : int, optional
@@ -108,6 +121,9 @@ class DataLoader:
         rank: int = 0,
         world_size: int = 1,
         shuffle_blocks: int = 8,
+        num_workers: int = 0,
+        multiprocessing_context: Any = None,
+        persistent_workers: bool = False,
     ) -> None:
         for name, most in (("max_atoms", max_atoms), ("max_edges", max_edges)):
             if most is not None:
@@ -137,6 +153,8 @@ class DataLoader:
         _at_least("prefetch_factor", prefetch_factor, 0)
         _at_least("num_streams", num_streams, 0)
         _at_least("seed", seed, 0)
+        _at_least("num_workers", num_workers, 0)
+        method = start_method(multiprocessing_context)
         if batch_sampler is not None and (sampler is not None or shuffle):
             raise ConfigError(
                 "DataLoader",
@@ -186,6 +204,19 @@ class DataLoader:
         self.pin_memory = pin_memory
         if pin_memory and hasattr(dataset, "pin_memory"):
             dataset.pin_memory = True
+        self.num_workers = num_workers
+        self._workers: Any = num_workers and WorkerPool(
+            dataset,
+            self._transform,
+            workers=num_workers,
+            method=method,
+            persistent=persistent_workers,
+            ahead=prefetch_factor,
+            seed=seed,
+            rank=int(getattr(self._source(), "rank", rank)),
+            pin=pin_memory and torch.cuda.is_available(),
+            streams=self._streams,
+        )
         # Epoch and first batch of the next iteration.
         self._next_epoch = int(getattr(self._source(), "epoch", 0) or 0)
         self._next_step = 0
@@ -217,7 +248,7 @@ class DataLoader:
         size = getattr(self.batch_sampler, "batch_size", self.batch_size)
         if size is None:
             size = -(-len(self.dataset) // max(1, len(self) * self.world_size))
-        return max(1, self.prefetch_factor) * int(size)
+        return (1 if self.num_workers else max(1, self.prefetch_factor)) * int(size)
 
     # -- where the order stands ------------------------------------------------
 
@@ -317,7 +348,8 @@ class DataLoader:
         plan = self._index_batches(epoch, step)
         if self._sampler_state is not None:
             plan = _noting(plan, self._source(), states)
-        batches = self._give(plan)
+        pool = self._workers
+        batches = pool.batches(plan, epoch, step) if pool else self._give(plan)
         try:
             for batch in batches:
                 step += 1
@@ -329,6 +361,14 @@ class DataLoader:
                 self._under_way = None
         finally:
             batches.close()
+
+    def close(self) -> None:
+        """End worker processes that wait for a next iteration; the loader can go on after it.
+
+        Those of an iteration end with it, however it ends.
+        """
+        if self._workers:
+            self._workers.close()
 
     def iterate_part(self, part: int, parts: int) -> Generator[Batch, None, None]:
         """Each ``parts``-th batch of the next iteration, from number ``part`` on.

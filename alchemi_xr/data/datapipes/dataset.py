@@ -24,7 +24,13 @@ from alchemi_xr.data.datapipes.prefetch import (
     batch_tensors,
     sample_sizes,
 )
-from alchemi_xr.data.datapipes.streams import Staged, on_stream, record_event, resolve_device
+from alchemi_xr.data.datapipes.streams import (
+    Staged,
+    move_batch,
+    on_stream,
+    record_event,
+    resolve_device,
+)
 from alchemi_xr.data.datapipes.validate import cast_floats, match_dtypes, validate_batch
 from alchemi_xr.data.transforms import Compose
 from alchemi_xr.errors import ArgumentTypeError
@@ -199,6 +205,15 @@ class Dataset(PrefetchingDataset):
         if refresh is not None:
             refresh()
 
+    def version(self) -> Any:
+        find = getattr(self.reader, "version", None)
+        return len(self), None if find is None else find()
+
+    def settle_in_worker(self) -> None:
+        super().settle_in_worker()
+        self.device = torch.device("cpu")
+        self.reader.pin_memory = False
+
     def close(self) -> None:
         """End the threads, close the reader; safe to call twice."""
         super().close()
@@ -224,34 +239,22 @@ class Dataset(PrefetchingDataset):
                 cast_floats(batch, self.dtype)
         return batches
 
-    def _move(self, batch: Batch) -> Batch:
-        """The batch on the device; the copy is asynchronous from pinned memory."""
-        if batch.device == self.device:
-            return batch
-        moved = batch.to(self.device, non_blocking=True)
-        if moved.device.type == "cuda":
-            # Made here, in the thread that reads and on its stream: made where they are first
-            # used they would let the host wait in the middle of a training step.
-            for rows in (moved._atoms, moved._edges) if moved.num_edges else (moved._atoms,):
-                _ = rows.ptr32, rows.index32
-        return moved
-
     def _load(self, positions: list[int], stream: Any) -> Staged[Loaded]:
         metadata = self.reader.read_metadata(positions)
         (batch,) = self._read([positions])
         with on_stream(stream):
-            loaded = self._transformed(self._move(batch), metadata, positions)
+            loaded = self._transformed(move_batch(batch, self.device), metadata, positions)
             event = record_event(stream)
         return Staged(loaded, event, Loaded.tensors)
 
     def _stage_batches(self, lists: Sequence[Sequence[int]], stream: Any) -> list[Staged[Batch]]:
         batches = self._read(lists)
         if self._transform is None and stream is None and self.device.type == "cpu":
-            return [Staged(self._move(batch)) for batch in batches]
+            return [Staged(move_batch(batch, self.device)) for batch in batches]
         staged: list[Staged[Batch]] = []
         for batch, indices in zip(batches, lists, strict=True):
             with on_stream(stream):
-                moved = self._move(batch)
+                moved = move_batch(batch, self.device)
                 if self._transform is not None:
                     samples = self._transform.kind == "sample"
                     metadata = self.reader.read_metadata(indices) if samples else []

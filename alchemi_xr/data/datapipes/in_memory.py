@@ -117,6 +117,10 @@ class InMemoryDataset(PrefetchingDataset):
         edges = batch.edges_ptr[position + 1] - batch.edges_ptr[position]
         return int(atoms), int(edges)
 
+    def settle_in_worker(self) -> None:
+        super().settle_in_worker()
+        self.target_device, self._pin_memory = None, False
+
     def _select(self, positions: Sequence[int]) -> Batch:
         index = torch.as_tensor(positions, dtype=torch.long)
         batch = self.in_memory_batch.index_select(index.to(self.in_memory_batch.device))
@@ -164,8 +168,8 @@ class InMemoryDataset(PrefetchingDataset):
         return [batch.to(self.target_device, non_blocking=True) for batch in batches]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Addresses are of this process.
-        return {**super().__getstate__(), "_planned": None}
+        # Addresses and streams are of this process.
+        return {**super().__getstate__(), "_planned": None, "_ordered": set()}
 
     def _order(self, stream: Any) -> None:
         """Rows are chosen on ``stream`` only after the data was put together on this one."""

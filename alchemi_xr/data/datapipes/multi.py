@@ -165,6 +165,14 @@ class MultiDataset(PrefetchingDataset):
         self._offsets = counts_to_ptr(np.array([len(d) for d in self._datasets]))
         self._field_names = self._union(check=self.output_strict)
 
+    def version(self) -> Any:
+        return tuple(dataset.version() for dataset in self._datasets)
+
+    def settle_in_worker(self) -> None:
+        super().settle_in_worker()
+        for dataset in self._datasets:
+            dataset.settle_in_worker()
+
     def close(self) -> None:
         """End the threads, close every dataset; safe to call twice."""
         super().close()

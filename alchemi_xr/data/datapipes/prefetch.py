@@ -396,6 +396,16 @@ class PrefetchingDataset(ABC):
         """
         return FetchedSamples(self, indices)
 
+    # -- other processes ---------------------------------------------------------
+
+    def version(self) -> Any:
+        """What differs when a refresh has brought other samples."""
+        return len(self)
+
+    def settle_in_worker(self) -> None:
+        """Make this copy one that reads in its own thread, onto the CPU."""
+        self.num_workers = 0
+
     # -- life ------------------------------------------------------------------
 
     def close(self) -> None:

@@ -14,9 +14,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from alchemi_xr.data.batch import Batch
 from alchemi_xr.errors import ArgumentTypeError, ConfigError
 
-__all__ = ["Staged", "make_streams", "on_stream", "resolve_device"]
+__all__ = ["Staged", "make_streams", "move_batch", "on_stream", "record_event", "resolve_device"]
 
 T = TypeVar("T")
 
@@ -76,6 +77,19 @@ def record_event(stream: Any) -> Any:
     """An event after all work on ``stream`` so far, or None without a stream."""
     record = getattr(stream, "record_event", None)
     return record() if record is not None else None
+
+
+def move_batch(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device; the copy is asynchronous from pinned memory."""
+    if batch.device == device:
+        return batch
+    moved = batch.to(device, non_blocking=True)
+    if moved.device.type == "cuda":
+        # Made here, in the thread that reads and on its stream: made where they are first
+        # used they would let the host wait in the middle of a training step.
+        for rows in (moved._atoms, moved._edges) if moved.num_edges else (moved._atoms,):
+            _ = rows.ptr32, rows.index32
+    return moved
 
 
 def make_streams(device: torch.device | None, count: int) -> list[torch.cuda.Stream]:

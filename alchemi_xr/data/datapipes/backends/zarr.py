@@ -341,6 +341,11 @@ class AtomicDataZarrReader(Reader):
         if self._chosen is not None:
             self._chosen = self._known(self._chosen)
 
+    def version(self) -> tuple[str, int]:
+        """Which generation of which store is read."""
+        schema = self.snapshot.schema
+        return schema.identity, schema.generation
+
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
