@@ -49,6 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--units", action="append", type=pair, default=[], help="FIELD=UNIT of the input"
     )
+    parser.add_argument("--cutoff", type=float, help="neighbour lists of pairs nearer than this, Å")
     parser.add_argument("--dtype", help="float32 for all but the energy; by default as given")
     parser.add_argument("--profile", default="mixed", help="mixed, raw, fast, balanced, small")
     parser.add_argument("--workers", type=int, help="worker processes of a local cluster")
@@ -83,6 +84,7 @@ def run(options: argparse.Namespace) -> None:
         forces_key=options.forces_key,
         units=dict(options.units) or None,
         dtype=options.dtype,
+        cutoff=options.cutoff,
         profile=options.profile,
         client=options.scheduler or options.workers,
         on_error="raise" if options.strict else "quarantine",

@@ -52,6 +52,10 @@ Baseline = Annotated[
         "--baseline", help="ELEMENT=eV taken off the energy (repeatable), or a JSON file of them."
     ),
 ]
+Cutoff = Annotated[
+    float | None,
+    typer.Option("--cutoff", help="Neighbour lists of all pairs nearer than this, Å."),
+]
 Option = Annotated[
     list[str] | None,
     typer.Option("--option", help="NAME=VALUE for the source, such as stress=-kbar."),
@@ -87,6 +91,7 @@ def convert(
     function: Function = None,
     wrap: Wrap = False,
     baseline: Baseline = None,
+    cutoff: Cutoff = None,
     option: Option = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="raw, fast, balanced, small, lossy:<bits>.")
@@ -117,7 +122,7 @@ def convert(
     options = _options(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
-    options |= _stages(where, function, wrap, baseline)
+    options |= _stages(where, function, wrap, baseline, cutoff)
     options["options"] = values(option) or None
     if workers is not None and scheduler is not None:
         raise ConfigError("convert", "give --workers or --scheduler, not both")
@@ -158,6 +163,7 @@ def append(
     function: Function = None,
     wrap: Wrap = False,
     baseline: Baseline = None,
+    cutoff: Cutoff = None,
     option: Option = None,
     quiet: Quiet = False,
     report: ReportPath = None,
@@ -167,7 +173,7 @@ def append(
     options = _options(
         format, on_error, energy_key, forces_key, key_map, units, dtype, field, nonfinite, max_force
     )
-    options |= _stages(where, function, wrap, baseline)
+    options |= _stages(where, function, wrap, baseline, cutoff)
     options["options"] = values(option) or None
     from alchemi_xr.etl.conversion import append as run
 
@@ -207,12 +213,22 @@ def _options(
 
 
 def _stages(
-    where: str | None, function: str | None, wrap: bool, baseline: list[str] | None
+    where: str | None,
+    function: str | None,
+    wrap: bool,
+    baseline: list[str] | None,
+    cutoff: float | None,
 ) -> dict[str, Any]:
     if function is not None and "" not in sys.path:
         # A command has no folder of its own to import from, unlike a script.
         sys.path.insert(0, "")
-    return {"where": where, "function": function, "wrap": wrap, "baseline": _baseline(baseline)}
+    return {
+        "where": where,
+        "function": function,
+        "wrap": wrap,
+        "baseline": _baseline(baseline),
+        "cutoff": cutoff,
+    }
 
 
 def _baseline(texts: list[str] | None) -> dict[str, Any] | None:

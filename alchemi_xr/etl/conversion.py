@@ -18,7 +18,7 @@ import numpy as np
 
 from alchemi_xr._typing import BoolArray, PathLike
 from alchemi_xr.data.block import Block
-from alchemi_xr.errors import SourceError
+from alchemi_xr.errors import ConfigError, SourceError
 from alchemi_xr.etl.report import ConvertReport, FieldReport
 from alchemi_xr.etl.request import Request
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
@@ -32,6 +32,7 @@ from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.plan.rejects import Quarantine, Reject
 from alchemi_xr.plan.run import run_plan
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
+from alchemi_xr.store.reader import Snapshot, open_store
 
 __all__ = ["append", "convert", "plan_convert"]
 
@@ -57,6 +58,7 @@ def convert(
     function: Callable[[Block], Block] | str | None = None,
     wrap: bool = False,
     baseline: Mapping[str, float] | None = None,
+    cutoff: float | None = None,
     profile: Any = None,
     client: Any = None,
     threads: int | None = None,
@@ -106,6 +108,9 @@ def convert(
         Put positions into the cell, along periodic axes.
     baseline : dict of str to float, optional
         Energy of an atom of each element, eV, that is taken off the energy.
+    cutoff : float, optional
+        Give every sample its neighbour list, all pairs nearer than it, Å:
+        ``neighbor_list`` and ``neighbor_list_shifts``. The input is read twice.
     profile : str, ZarrWriteConfig or mapping, optional
         How the store is cut and compressed.
     client : None, int, str, LocalCluster or Client
@@ -149,12 +154,17 @@ def convert(
         nonfinite=nonfinite,
         max_force=max_force,
         options=options,
-        stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
+        stages=make_stages(
+            function=function, wrap=wrap, baseline=baseline, where=where, cutoff=cutoff
+        ),
     )
     with open_runner(client, threads=threads) as runner:
         with open_progress(progress) as shown, open_job(destination) as job:
             check_reach(destination, runner)
             given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
+            # What lies below TMPDIR here, workers elsewhere cannot reach.
+            near = isinstance(destination, Path) or runner.client is None
+            given.survey(runner, shown, job.spool if near else None)
             plan = given.plan(config)
             limit = memory or runner.memory
             if limit:
@@ -222,9 +232,12 @@ def plan_convert(
     function: Callable[[Block], Block] | str | None = None,
     wrap: bool = False,
     baseline: Mapping[str, float] | None = None,
+    cutoff: float | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """What :func:`convert` would do, from a scan alone; nothing is written.
+    """What :func:`convert` would do, from a scan (and a survey of the edges) alone.
+
+    Nothing is written.
 
     Examples
     --------
@@ -243,9 +256,13 @@ def plan_convert(
         nonfinite=nonfinite,
         max_force=max_force,
         options=options,
-        stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
+        stages=make_stages(
+            function=function, wrap=wrap, baseline=baseline, where=where, cutoff=cutoff
+        ),
     )
     given.run_scan(None, plain_map)
+    with open_runner(None, threads=None) as runner, open_progress(False) as shown:
+        given.survey(runner, shown)
     return given.plan(as_config(profile))
 
 
@@ -357,6 +374,7 @@ def append(
     function: Callable[[Block], Block] | str | None = None,
     wrap: bool = False,
     baseline: Mapping[str, float] | None = None,
+    cutoff: float | None = None,
     progress: bool | Progress = True,
     options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -371,12 +389,11 @@ def append(
     ------
     StoreNotFoundError, NotAStoreError, SourceNotFoundError, SourceError
     """
-    from alchemi_xr.store.reader import open_store
     from alchemi_xr.store.writer import StoreWriter
 
     begun = time.perf_counter()
-    with open_store(os.fspath(dst)):
-        pass
+    with open_store(os.fspath(dst)) as snapshot:
+        _check_same_cutoff(snapshot, cutoff)
     given = Request(
         src,
         format=format,
@@ -390,16 +407,18 @@ def append(
         nonfinite=nonfinite,
         max_force=max_force,
         options=options,
-        stages=make_stages(function=function, wrap=wrap, baseline=baseline, where=where),
+        stages=make_stages(
+            function=function, wrap=wrap, baseline=baseline, where=where, cutoff=cutoff
+        ),
     )
     given.run_scan(None, plain_map)
     writer = StoreWriter(os.fspath(dst))
-    samples = atoms = left_out = undecided = 0
+    samples = atoms = edges = left_out = undecided = 0
     rejects = list(given.scan.rejects)
     with open_progress(progress) as shown:
         shown.start("append", len(given.scan.num_atoms), "samples")
         for partition in given.scan.partitions:
-            result = given.reading(partition)
+            result = given.read_whole(partition)
             keep = result.kept()
             left_out += len(result.left_out)
             undecided += len(result.undecided)
@@ -409,6 +428,7 @@ def append(
                 writer.append(block)
             samples += block.num_samples
             atoms += block.num_atoms
+            edges += block.num_edges
             shown.advance(partition.samples)
     report = ConvertReport(
         destination=os.fspath(dst),
@@ -416,7 +436,7 @@ def append(
         records=given.scan.records,
         samples=samples,
         atoms=atoms,
-        edges=0,
+        edges=edges,
         rejected=len(rejects),
         keys=given.scan.keys,
         notes=given.notes(),
@@ -431,3 +451,16 @@ def append(
         Quarantine(path).write(report.rejects)
         report.rejects_path = path
     return report
+
+
+def _check_same_cutoff(snapshot: Snapshot, cutoff: float | None) -> None:
+    """Refuse samples whose neighbour lists would differ from those that are there."""
+    there = snapshot.schema.provenance.get("stages", {}).get("cutoff")
+    if there != cutoff and (there is not None or "neighbor_list" in snapshot):
+        was = "its edges come from the input" if there is None else f"a cutoff of {there} Å"
+        raise ConfigError(
+            snapshot.where,
+            "the samples would get other neighbour lists than those in the store",
+            found=f"cutoff={cutoff}; {was}",
+            mend="give no cutoff" if there is None else f"give cutoff={there}",
+        )

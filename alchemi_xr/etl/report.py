@@ -93,9 +93,10 @@ class ConvertReport:
 
     def summary(self) -> str:
         """One line: records in, written, rejected, and how fast."""
+        edges = f", {self.edges:,} edges" if self.edges else ""
         text = (
             f"{self.destination}: {self.records:,} records in, {self.samples:,} written "
-            f"({self.atoms:,} atoms), {self.rejected:,} rejected"
+            f"({self.atoms:,} atoms{edges}), {self.rejected:,} rejected"
         )
         if self.left_out or self.undecided:
             text += f", {self.left_out:,} left out"

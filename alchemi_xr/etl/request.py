@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from alchemi_xr._typing import PathLike
 from alchemi_xr._version import __version__
 from alchemi_xr.data.fields import FIELDS, resolve
 from alchemi_xr.errors import AlchemiError, ConfigError, SourceError
+from alchemi_xr.etl.hints import name_notes, refuse_ambiguous
 from alchemi_xr.etl.inputs import content_files, expand, find_source
 from alchemi_xr.etl.names import NameMap
-from alchemi_xr.etl.source import Mapper, Scan, Source
+from alchemi_xr.etl.neighbors import EdgeReading, Part, check_cutoff, edge_layouts, parts_of
+from alchemi_xr.etl.source import Mapper, Partition, Scan, Source
 from alchemi_xr.etl.stages import Stages
 from alchemi_xr.etl.transforms import REQUIRED, Checks, Reading, Transform, make_transform
+from alchemi_xr.plan.client import Runner
 from alchemi_xr.plan.plan import Extent, Plan, make_plan, shard_rows
+from alchemi_xr.plan.progress import Progress
 from alchemi_xr.plan.rejects import Reject
+from alchemi_xr.plan.tasks import PartResult, Reader
 from alchemi_xr.store.bulk import FieldLayout
 from alchemi_xr.store.codecs import ZarrWriteConfig
 from alchemi_xr.units import conversion_factor
 
 __all__ = ["Request"]
+
+_BYTES_BEFORE_EDGES = 2**20
 
 
 class Request:
@@ -72,6 +82,8 @@ class Request:
         self.asked = {"units": dict(units or {}), "dtype": dtype, "fields": fields}
         self.options = dict(options or {})
         self.stages = stages or Stages()
+        check_cutoff(self.stages.cutoff)
+        self._edges: EdgeReading | None = None
         self.input_bytes = sum(os.path.getsize(f) for p in self.paths for f in content_files(p))
         self.scan: Scan
         self.source: Source
@@ -85,8 +97,12 @@ class Request:
         SourceError
         """
         options: dict[str, Any] = {"names": self.names, **self.options}
-        if spool is not None and "spool" in inspect.signature(self.kind).parameters:
+        taken = inspect.signature(self.kind).parameters
+        if spool is not None and "spool" in taken:
             options["spool"] = spool
+        if self.stages.cutoff is not None and "partition_bytes" in taken:
+            # Edges are many times the size of what they are made of.
+            options.setdefault("partition_bytes", _BYTES_BEFORE_EDGES)
         try:
             self.source = self.kind(self.paths, **options)
         except TypeError as error:
@@ -105,6 +121,7 @@ class Request:
                 f"cannot be read ({error.strerror or error})",
                 mend="check that it is there and may be read",
             ) from error
+        refuse_ambiguous(self.scan.schema, self.names)
         self.scan.rejects[:0] = self.unknown
         self.scan.records += len(self.unknown)
         if self.scan.rejects and self.raises:
@@ -127,27 +144,76 @@ class Request:
         self._layouts = self.transform.layouts(self.scan.schema)
         if self.stages.function is not None:
             # What the function makes of the first samples shows which fields there will be.
-            probe = self.reading(self.scan.partitions[0]).block
+            probe = self._plain_reading(self.scan.partitions[0]).block
             self._layouts = self.stages.layouts(self._layouts, probe)
         levels = {layout.name: (layout.level, layout.tail) for layout in self._layouts}
         if self.stages.where is not None:
             self.stages.where.check(levels)
         for name in (n for n in REQUIRED if n not in levels):
             raise ConfigError("function", f"leaves out {name}", mend="every store has it")
+        if self.stages.cutoff is not None:
+            self._layouts, notes = edge_layouts(self._layouts)
+            self.scan.notes += notes
+
+    def survey(self, runner: Runner, shown: Progress, spool: Path | None = None) -> None:
+        """Count the edges that there will be, where a cutoff asks for some.
+
+        Parameters
+        ----------
+        runner : Runner
+        shown : Progress
+        spool : Path, optional
+            A folder that the tasks can reach, for what is found.
+
+        Raises
+        ------
+        SourceError
+        """
+        if self.stages.cutoff is None:
+            return
+        folder = None
+        if spool is not None:
+            told = json.dumps(
+                [self.identity(ZarrWriteConfig()), repr(self.scan.partitions)], default=repr
+            )
+            folder = str(spool / f"edges-{hashlib.blake2s(told.encode()).hexdigest()[:32]}")
+        self._edges = EdgeReading(self._plain_reading, self.stages.cutoff, folder)
+        self.scan.num_edges = self._edges.survey(self.scan.partitions, runner, shown)
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> Reader:
+        return self._plain_reading if self._edges is None else self._edges
+
+    @property
+    def _plain_reading(self) -> Reading:
         return Reading(self.source, self.transform, self.checks, self.raises, self.stages)
+
+    def read_whole(self, partition: Partition) -> PartResult:
+        """A partition by itself, without a survey; edges as they come."""
+        if self.stages.cutoff is None:
+            return self._plain_reading(partition)
+        part = Part(partition, -1, 0, partition.samples)
+        return EdgeReading(self._plain_reading, self.stages.cutoff)(part)
 
     def layouts(self) -> tuple[FieldLayout, ...]:
         return self._layouts
 
     def plan(self, config: ZarrWriteConfig) -> Plan:
         """Offsets and shards of the whole conversion; nothing is written."""
-        extents = [
-            Extent(p.samples, p.atoms, p.edges, p, p.input_bytes) for p in self.scan.partitions
-        ]
         layouts = self.layouts()
+        scan = self.scan
+        if self._edges is None:
+            extents = [
+                Extent(p.samples, p.atoms, p.edges, p, p.input_bytes) for p in scan.partitions
+            ]
+        else:
+            width = sum(x.to_info().row_bytes for x in layouts if x.level == "atom")
+            extents = [
+                Extent(part.stop - part.start, atoms, edges, part, part.partition.input_bytes)
+                for part, atoms, edges in parts_of(
+                    scan.partitions, scan.num_atoms, scan.num_edges, width
+                )
+            ]
         return make_plan(extents, layouts, shard_rows(layouts, config))
 
     def notes(self) -> list[str]:
@@ -164,6 +230,7 @@ class Request:
             for key, field in self.names.mapping.items()
             if key not in self.scan.keys
         ]
+        notes += name_notes(self.scan.keys, self.scan.schema, self.names)
         if assumed:
             notes.append("units taken as they stand: " + ", ".join(assumed))
         given = {resolve(n): u for n, u in self.asked["units"].items()}  # type: ignore[union-attr]

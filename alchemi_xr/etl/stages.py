@@ -42,17 +42,21 @@ class Stages:
     baseline : dict of int to float
         Energy of an atom of each element, eV, taken off the energy.
     where : Predicate, optional
+    cutoff : float, optional
+        Å, of the neighbour lists that every sample is given
+        (:mod:`alchemi_xr.etl.neighbors`, which is no function of single blocks).
     """
 
     function: Callable[[Block], Block] | None = None
     wrap: bool = False
     baseline: Mapping[int, float] = field(default_factory=dict)
     where: Predicate | None = None
+    cutoff: float | None = None
 
     @property
     def any(self) -> bool:
         """Whether anything is done at all."""
-        return bool(self.function or self.wrap or self.baseline or self.where)
+        return bool(self.function or self.wrap or self.baseline or self.where or self.cutoff)
 
     def __call__(self, block: Block) -> tuple[Block, list[tuple[int, str, str]]]:
         """The block after it, and sample, field and reason of what cannot be done."""
@@ -76,6 +80,7 @@ class Stages:
             "wrap": self.wrap,
             "baseline": sorted(self.baseline.items()),
             "where": None if self.where is None else self.where.text,
+            "cutoff": self.cutoff,
         }
 
     def said(self) -> dict[str, Any]:
@@ -89,6 +94,8 @@ class Stages:
             out["baseline"] = {SYMBOLS[z]: e for z, e in sorted(self.baseline.items())}
         if self.where is not None:
             out["where"] = self.where.text
+        if self.cutoff is not None:
+            out["cutoff"] = self.cutoff
         return out
 
     def _called(self, block: Block) -> Block:
@@ -182,6 +189,7 @@ def make_stages(
     wrap: bool = False,
     baseline: Mapping[Any, float] | None = None,
     where: str | Predicate | None = None,
+    cutoff: float | None = None,
 ) -> Stages:
     """The stages of the options of ``convert``.
 
@@ -195,6 +203,7 @@ def make_stages(
         bool(wrap),
         _baseline(baseline),
         where if where is None or isinstance(where, Predicate) else Predicate(where),
+        cutoff,
     )
 
 

@@ -244,13 +244,17 @@ class Reading:
         SourceError
             A record is broken, and ``raises`` is on.
         """
+        return self.filtered(self.read(payload))
+
+    def read(self, payload: Partition) -> PartResult:
+        """The samples of a partition, before the condition has been asked about them."""
         try:
             read = self.source.read(payload)
         except OSError as error:
             if isinstance(error, AlchemiError):
                 raise
             raise SourceError(
-                error.filename or self._origin(payload, 0)[0],
+                error.filename or self.origin(payload, 0)[0],
                 f"cannot be read ({error.strerror or error})",
                 mend="the input must stay as it is until the conversion has ended; run it again",
             ) from error
@@ -264,18 +268,19 @@ class Reading:
         for sample, name, reason in [*unfit, *_too_large(block, self.transform.dtypes)]:
             if sample not in taken:
                 taken.add(sample)
-                file, frame = self._origin(payload, sample)
+                file, frame = self.origin(payload, sample)
                 rejects.append(Reject(file, frame, reason, field=name, sample=sample))
                 if self.raises:
                     raise rejects[-1].error()
         for sample, name, reason in self.checks(block):
             if sample not in taken:
-                file, frame = self._origin(payload, sample)
+                file, frame = self.origin(payload, sample)
                 rejects.append(Reject(file, frame, reason, field=name, sample=sample))
         rejects.sort(key=lambda r: -1 if r.sample is None else r.sample)
-        return self._filtered(PartResult(block, rejects, result.notes))
+        return PartResult(block, rejects, result.notes)
 
-    def _filtered(self, result: PartResult) -> PartResult:
+    def filtered(self, result: PartResult) -> PartResult:
+        """What is read, with the verdict of the condition."""
         verdict = self.stages.verdict(result.block)
         if verdict is None:
             return result
@@ -284,7 +289,8 @@ class Reading:
         result.left_out = np.flatnonzero(whole & ~verdict.keep & ~verdict.unknown)
         return result
 
-    def _origin(self, payload: Partition, sample: int) -> tuple[str, int]:
+    def origin(self, payload: Partition, sample: int) -> tuple[str, int]:
+        """File and frame of a sample of a partition."""
         paths: Sequence[str] = getattr(self.source, "paths", ())
         for segment in payload.segments:
             if sample < segment.frames:
