@@ -74,6 +74,12 @@ def segments() -> set[str]:
     return {n for n in names if n in mine or (n not in others and not n.startswith("sem."))}
 
 
+def our_threads() -> set[threading.Thread]:
+    """Threads but for those that zarr and our writers keep, and begin when they like."""
+    theirs = ("zarr", "asyncio", "alchemi-store")
+    return {one for one in threading.enumerate() if not one.name.startswith(theirs)}
+
+
 def new_segments(before: set[str]) -> set[str]:
     """Those that were not there before, once others had time to map what they made."""
     for _ in range(50):
@@ -89,19 +95,21 @@ def nothing_left() -> Iterator[None]:
     # What the first use begins and keeps: the server of processes, and its tracker.
     _warm()
     gc.collect()
-    files, names, threads = descriptors(), segments(), threading.active_count()
+    files, names, threads = descriptors(), segments(), our_threads()
     yield
     gc.collect()
     assert multiprocessing.active_children() == []
     assert descriptors() <= files
     assert new_segments(names) == set()
-    assert threading.active_count() <= threads
+    assert our_threads() <= threads
 
 
 def _warm(done: list[int] = []) -> None:  # noqa: B006 - once a process
     if not done:
         done.append(1)
-        dataset = InMemoryDataset(Batch.from_data_list(make(3)))
+        memory: dict[str, Any] = {}  # zarr's own threads and their descriptors
+        AtomicDataZarrWriter(memory).write(make(3))
+        dataset = InMemoryDataset(reader=AtomicDataZarrReader(memory))
         assert len(list(DataLoader(dataset, num_workers=1))) == 3
 
 
@@ -576,6 +584,26 @@ def sleepy(batch: Batch) -> Batch:
     return batch
 
 
+def test_an_interrupt_is_for_the_loader_to_hear(dataset: Dataset) -> None:
+    # A shell that puts its jobs into the background has them ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        loader = DataLoader(
+            dataset,
+            batch_transforms=[tell_process],
+            num_workers=2,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+        seen = {int(batch["process"]) for batch in loader}
+        for process in seen:
+            os.kill(process, signal.SIGINT)
+        assert {int(batch["process"]) for batch in loader} <= seen
+        loader.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_worker_that_is_stuck_is_ended(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PATIENCE", 0.3)
     loader = DataLoader(
@@ -602,28 +630,63 @@ def test_a_fork_under_way_leaves_the_parent_its_workers(dataset: Dataset) -> Non
         multiprocessing_context="fork",
     )
     expected = energies(DataLoader(dataset, batch_size=2))
+
+    def in_child(steps: Any = None) -> int:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(60)
+                if steps is not None:
+                    with contextlib.suppress(WorkerError):
+                        next(steps)
+                        os._exit(2)
+                    del steps
+                    gc.collect()
+                loader.set_epoch(0)
+                assert energies(loader) == expected  # with workers of its own
+                loader.close()
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+
     list(loader)
+    assert in_child() == 0  # the workers wait
     steps = iter(loader)
     found = energies([next(steps)])
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with contextlib.suppress(WorkerError):
-                next(steps)
-                os._exit(2)
-            del steps
-            gc.collect()
-            loader.set_epoch(0)
-            assert energies(loader) == expected  # with workers of its own
-            loader.close()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert in_child(steps) == 0  # they read
     assert found + energies(steps) == expected
     loader.close()
+
+
+class Counted:
+    """A transform that takes a while and leaves a line a batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, batch: Batch) -> Batch:
+        with self.path.open("a") as lines:
+            lines.write("batch\n")
+        time.sleep(0.1)
+        return batch
+
+
+def test_what_nobody_waits_for_is_not_made(dataset: Dataset, tmp_path: Path) -> None:
+    loader = DataLoader(
+        dataset,
+        batch_transforms=[Counted(tmp_path / "lines")],
+        num_workers=1,
+        prefetch_factor=9,
+        multiprocessing_context="fork",
+    )
+    steps = iter(loader)
+    next(steps)
+    del steps
+    # The first, the one that was begun; two more were in the queue already.
+    assert len((tmp_path / "lines").read_text().split()) <= 3
 
 
 ENDLESS = """
