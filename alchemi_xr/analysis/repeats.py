@@ -5,20 +5,14 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from alchemi_xr._typing import IntArray, NDArray
 from alchemi_xr.analysis.basics import check_length
 from alchemi_xr.analysis.species import need
 from alchemi_xr.analysis.stats import counts_table
-from alchemi_xr.data.block import Block
-from alchemi_xr.data.csr import ptr_to_index
-from alchemi_xr.data.pairs import iter_pairs
+from alchemi_xr.data.fingerprint import FIELDS_NEEDED, LENGTH, fingerprints_of, first_same
 from alchemi_xr.errors import ConfigError
 from alchemi_xr.ragged.mapping import apply_blocks
 
 __all__ = ["duplicates", "fingerprints"]
-
-_SHELLS = 12
-_NAMES = ("positions", "atomic_numbers", "cell", "pbc")
 
 
 def fingerprints(ds: xr.Dataset, *, cutoff: float = 5.0) -> xr.DataArray:
@@ -47,30 +41,10 @@ def fingerprints(ds: xr.Dataset, *, cutoff: float = 5.0) -> xr.DataArray:
     """
     need(ds, ("positions", "atomic_numbers"), "fingerprints")
     cutoff = check_length(cutoff, "fingerprints", "cutoff")
-    names = [n for n in _NAMES if n in ds.variables]
-    size = 2 * _SHELLS + 1
-    values = apply_blocks(ds, names, _fingerprint, cutoff, rows="system", tail=(size,))
+    names = [n for n in FIELDS_NEEDED if n in ds.variables]
+    values = apply_blocks(ds, names, fingerprints_of, cutoff, rows="system", tail=(LENGTH,))
     attrs = {"long_name": "fingerprint of the structure", "level": "system"}
     return xr.DataArray(values, dims=("sample", "feature"), name="fingerprint", attrs=attrs)
-
-
-def _fingerprint(block: Block, cutoff: float) -> NDArray:
-    owner = ptr_to_index(block.atoms_ptr)
-    weight = np.sqrt(block["atomic_numbers"].astype(np.float64))
-    count = block.num_samples
-    out = np.zeros((count, 2 * _SHELLS + 1))
-    shells = np.linspace(0.1 * cutoff, cutoff, _SHELLS)
-    width = shells[1] - shells[0]
-    for found in iter_pairs(block, cutoff):
-        fade = 0.5 * (np.cos(np.pi * found.distance / cutoff) + 1.0)
-        both = weight[found.i] * weight[found.j]
-        sample = owner[found.i]
-        for k, r in enumerate(shells):
-            g = np.exp(-0.5 * ((found.distance - r) / width) ** 2) * fade
-            out[:, k] += np.bincount(sample, g, minlength=count)
-            out[:, _SHELLS + k] += np.bincount(sample, g * both, minlength=count)
-    out[:, -1] = np.bincount(owner, weight, minlength=count)
-    return out / np.maximum(np.diff(block.atoms_ptr), 1)[:, None]
 
 
 def duplicates(ds: xr.Dataset, *, tolerance: float = 1e-4, cutoff: float = 5.0) -> xr.DataArray:
@@ -106,22 +80,7 @@ def duplicates(ds: xr.Dataset, *, tolerance: float = 1e-4, cutoff: float = 5.0) 
     cuts = np.flatnonzero(np.diff(kind.reshape(-1)[order])) + 1
     for members in np.split(order, cuts):
         if len(members) > 1:
-            first[members] = _first_same(scaled[members], members, tolerance)
+            first[members] = first_same(scaled[members], members, tolerance)
     attrs = {"long_name": "first sample of the same structure", "level": "system"}
     attrs["analysis"] = "duplicates"
     return xr.DataArray(first, dims=("sample",), name="same_as", attrs=attrs)
-
-
-def _first_same(prints: NDArray, members: IntArray, tolerance: float) -> IntArray:
-    """Smallest member of each cluster of near fingerprints."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import cKDTree
-
-    near = cKDTree(prints).query_pairs(tolerance, p=np.inf, output_type="ndarray")
-    size = len(members)
-    graph = coo_array((np.ones(len(near)), (near[:, 0], near[:, 1])), shape=(size, size))
-    count, label = connected_components(graph, directed=False)
-    lowest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, label, members)
-    return lowest[label]
