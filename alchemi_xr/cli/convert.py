@@ -92,6 +92,20 @@ def convert(
     wrap: Wrap = False,
     baseline: Baseline = None,
     cutoff: Cutoff = None,
+    dedup: Annotated[
+        bool, typer.Option("--dedup", help="Keep one of each structure, however it is turned.")
+    ] = False,
+    sort: Annotated[
+        str | None, typer.Option("--sort", help="Order: num_atoms, num_edges or a field.")
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option("--split", help="NAME=FRACTION (repeatable); DST has {} for the name."),
+    ] = None,
+    split_by: Annotated[
+        str | None, typer.Option("--split-by", help="Field (or composition) that stays together.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw of --split.")] = 0,
     option: Option = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="raw, fast, balanced, small, lossy:<bits>.")
@@ -129,6 +143,7 @@ def convert(
     from alchemi_xr.etl.conversion import convert as run
     from alchemi_xr.etl.conversion import plan_convert
 
+    parts = {name: _number(share) for name, share in pairs(split, "--split").items()} or None
     if plan:
         typer.echo(plan_convert(sources, profile=profile, **options).describe(threads or 1))
         return
@@ -136,6 +151,11 @@ def convert(
         sources,
         destination,
         overwrite=overwrite,
+        dedup=dedup,
+        sort=sort,
+        split=parts,
+        split_by=split_by,
+        seed=seed,
         profile=profile,
         client=workers if scheduler is None else scheduler,
         threads=threads,
@@ -254,6 +274,13 @@ def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
         out[name] = value
     return out
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no fraction", param_hint="--split") from None
 
 
 def values(texts: list[str] | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from alchemi_xr.data.csr import counts_to_ptr, ptr_to_index
 from alchemi_xr.data.segment import segment_reduce
 from alchemi_xr.errors import FieldError
 
-__all__ = ["FARTHEST", "Edges", "Pairs", "find_edges", "iter_pairs"]
+__all__ = ["FARTHEST", "Edges", "Pairs", "find_edges", "iter_pairs", "unsearchable"]
 
 FARTHEST = 1.0e6
 """Å between atoms of one sample above which it has exploded; its cells could not be counted."""
@@ -93,7 +93,7 @@ def iter_pairs(
         Positions that are not finite or too far apart, or a cell without volume.
     """
     positions = np.ascontiguousarray(block["positions"], dtype=np.float64)
-    _need_near(positions, block, first)
+    _need_near(block, first)
     cell, pbc = periodicity(block)
     boxed: NDArray = np.asarray(pbc.any(axis=1))
     boxes = complete_cells(cell[boxed], pbc[boxed], first)
@@ -121,7 +121,7 @@ def find_edges(block: Block, cutoff: float, skip: BoolArray | None = None) -> Ed
     cell, pbc = periodicity(block)
     left = np.zeros(block.num_samples, dtype=bool) if skip is None else skip.copy()
     failed = []
-    for sample, reason in _unsearchable(positions, block):
+    for sample, reason in unsearchable(block):
         if not left[sample]:
             failed.append((sample, "positions", reason))
             left[sample] = True
@@ -266,8 +266,9 @@ def _side_by_side(
     return rows, moved + shift[which]
 
 
-def _unsearchable(positions: NDArray, block: Block) -> Iterator[tuple[int, str]]:
-    """Samples with positions that are not finite, or so far apart that it has exploded."""
+def unsearchable(block: Block) -> Iterator[tuple[int, str]]:
+    """Samples, and why, with positions that are not finite or too far apart."""
+    positions = block["positions"].astype(np.float64, copy=False)
     finite: NDArray = np.asarray(np.isfinite(positions).all(axis=1))
     with np.errstate(over="ignore"):
         some = np.where(finite[:, None], positions, 0.0)
@@ -285,8 +286,8 @@ def _unsearchable(positions: NDArray, block: Block) -> Iterator[tuple[int, str]]
             yield sample, f"its atoms are more than {FARTHEST:g} Å apart: it has exploded"
 
 
-def _need_near(positions: NDArray, block: Block, first: int) -> None:
-    for sample, reason in _unsearchable(positions, block):
+def _need_near(block: Block, first: int) -> None:
+    for sample, reason in unsearchable(block):
         raise FieldError(
             f"sample {first + sample}",
             reason,

@@ -19,6 +19,8 @@ import numpy as np
 from alchemi_xr._typing import BoolArray, PathLike
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import ConfigError, SourceError
+from alchemi_xr.etl.finishing import finished, make_finish
+from alchemi_xr.etl.rebuild import How
 from alchemi_xr.etl.report import ConvertReport, FieldReport
 from alchemi_xr.etl.request import Request
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
@@ -59,6 +61,11 @@ def convert(
     wrap: bool = False,
     baseline: Mapping[str, float] | None = None,
     cutoff: float | None = None,
+    dedup: bool | float = False,
+    sort: str | None = None,
+    split: Mapping[str, float] | None = None,
+    split_by: str | None = None,
+    seed: int = 0,
     profile: Any = None,
     client: Any = None,
     threads: int | None = None,
@@ -111,6 +118,18 @@ def convert(
     cutoff : float, optional
         Give every sample its neighbour list, all pairs nearer than it, Å:
         ``neighbor_list`` and ``neighbor_list_shifts``. The input is read twice.
+    dedup : bool or float
+        Keep the first of the samples that are one structure, however it is turned,
+        moved or numbered; a number is the tolerance of their fingerprints.
+    sort : str, optional
+        ``"num_atoms"``, ``"num_edges"`` or a field with one value a sample.
+    split : dict of str to float, optional
+        Several stores: fractions by what stands for ``{}`` in ``dst``.
+    split_by : str, optional
+        With ``split``, the field (or ``"composition"``) that keeps samples together;
+        without, each of its values becomes a store.
+    seed : int
+        Of the draw of ``split``.
     profile : str, ZarrWriteConfig or mapping, optional
         How the store is cut and compressed.
     client : None, int, str, LocalCluster or Client
@@ -137,27 +156,60 @@ def convert(
     >>> report = convert("train.extxyz", "train.zarr")  # doctest: +SKIP
     """
     begun = time.perf_counter()
+    config = as_config(profile)
+    asked: dict[str, Any] = {
+        "format": format,
+        "on_error": on_error,
+        "energy_key": energy_key,
+        "forces_key": forces_key,
+        "key_map": key_map,
+        "units": units,
+        "dtype": dtype,
+        "fields": fields,
+        "nonfinite": nonfinite,
+        "max_force": max_force,
+        "options": options,
+    }
+    stages = make_stages(
+        function=function, wrap=wrap, baseline=baseline, where=where, cutoff=cutoff
+    )
+    finish = make_finish(dedup=dedup, sort_by=sort, split=split, split_by=split_by, seed=seed)
+    if finish.any:
+        with open_runner(client, threads=threads) as runner:
+
+            def build(whole: Path) -> ConvertReport:
+                return convert(
+                    src,
+                    whole,
+                    **asked,
+                    overwrite=True,
+                    where=where,
+                    function=function,
+                    wrap=wrap,
+                    baseline=baseline,
+                    cutoff=cutoff,
+                    profile=config,
+                    client=runner.client,
+                    threads=threads,
+                    memory=memory,
+                    progress=progress,
+                    resume=resume,
+                )
+
+            return finished(
+                src,
+                dst,
+                finish,
+                build,
+                How(runner.client, threads, memory, progress, resume),
+                request=(asked, stages.identity(), repr(config)),
+                overwrite=overwrite,
+                storage_options=storage_options,
+            )
     given_place = destination_of(dst, storage_options=storage_options)
     destination = check_place(given_place, overwrite=overwrite)
     name = os.fspath(dst) if isinstance(given_place, Path) else given_place.where
-    config = as_config(profile)
-    given = Request(
-        src,
-        format=format,
-        on_error=on_error,
-        energy_key=energy_key,
-        forces_key=forces_key,
-        key_map=key_map,
-        units=units,
-        dtype=dtype,
-        fields=fields,
-        nonfinite=nonfinite,
-        max_force=max_force,
-        options=options,
-        stages=make_stages(
-            function=function, wrap=wrap, baseline=baseline, where=where, cutoff=cutoff
-        ),
-    )
+    given = Request(src, **asked, stages=stages)
     with open_runner(client, threads=threads) as runner:
         with open_progress(progress) as shown, open_job(destination) as job:
             check_reach(destination, runner)

@@ -50,6 +50,10 @@ class ConvertReport:
     left_out, undecided : int
         Samples that the condition (``where``) did not keep; those about which it could
         not be decided, for a value is missing or NaN (not kept either).
+    repeats : int
+        Samples that are the same structure as an earlier one (``dedup``), left out.
+    parts : dict of str to int
+        Samples by store, where several were made (``split``).
     keys : dict of str to int
         By name in the input: records that have it.
     fields : dict of str to FieldReport
@@ -86,6 +90,15 @@ class ConvertReport:
     resumed: bool = False
     left_out: int = 0
     undecided: int = 0
+    repeats: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ConvertReport:
+        """The report that :meth:`to_dict` gave."""
+        fields = {name: FieldReport(**entry) for name, entry in values["fields"].items()}
+        rejects = [Reject(**entry) for entry in values["rejects"]]
+        return cls(**{**values, "fields": fields, "rejects": rejects})
 
     @property
     def samples_per_second(self) -> float:
@@ -102,6 +115,8 @@ class ConvertReport:
             text += f", {self.left_out:,} left out"
         if self.undecided:
             text += f", {self.undecided:,} undecided"
+        if self.repeats:
+            text += f", {self.repeats:,} repeats"
         rate = self.input_bytes / self.seconds if self.seconds else 0.0
         text += (
             f"; {self.seconds:.1f} s, {self.samples_per_second:,.0f} samples/s, "
@@ -127,6 +142,7 @@ class ConvertReport:
             if entry.nan or entry.inf:
                 line += f"; rows with NaN {entry.nan:,}, with infinity {entry.inf:,}"
             lines.append(line)
+        lines += [f"  {path}: {samples:,} samples" for path, samples in self.parts.items()]
         lines += [f"  note: {note}" for note in self.notes]
         if self.rejects_path:
             lines.append(f"  rejected records: {self.rejects_path}")
