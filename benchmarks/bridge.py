@@ -255,6 +255,15 @@ def _beside_itself(sides: Sides) -> Iterator[Row]:
         target=0,
         note="no target",
     )
+    num = min(PEER_SAMPLES, SAMPLES)
+    yield alternated(
+        f"a transform of some ms a batch in 2 workers, raw, A, {num:,} samples",
+        partial(sides.ours, "transformed", kind="A", workers=2, num=num),
+        "itself, in no worker",
+        partial(sides.ours, "transformed", kind="A", workers=0, num=num),
+        target=0,
+        note="no target; CPU of this process alone",
+    )
     sides.ours("close")
 
 

@@ -36,6 +36,14 @@ from benchmarks.bridge_data import (
 )
 
 
+def heavy(batch: Batch) -> Batch:
+    """A transform in Python alone that takes some milliseconds and changes nothing."""
+    total = 0
+    for number in range(200_000):
+        total += number & 7
+    return batch
+
+
 class Ours:
     """Loaders and readers are made once and kept, as a training run does."""
 
@@ -95,6 +103,20 @@ class Ours:
             self._loaders[key] = DataLoader(dataset, batch_size=BATCH, **how)
         return timed(lambda: count(self._loaders[key]))
 
+    def transformed(self, kind: str, workers: int, num: int) -> dict[str, float]:
+        """An epoch of ``num`` samples with a heavy transform, in so many processes."""
+        key = (kind, "transformed", workers, num)
+        if key not in self._loaders:
+            self._loaders[key] = DataLoader(
+                Dataset(self._reader(kind, "raw"), device="cpu", skip_validation=True),
+                batch_size=BATCH,
+                sampler=np.random.default_rng(0).permutation(num).tolist(),
+                batch_transforms=[heavy],
+                num_workers=workers,
+                persistent_workers=True,
+            )
+        return timed(lambda: count(self._loaders[key]))
+
     def digest(self, kind: str, profile: str) -> dict[str, str]:
         """A batch as all sides have to give it."""
         with self._reader(kind, profile) as reader:
@@ -104,6 +126,7 @@ class Ours:
     def close(self) -> None:
         """Forget all loaders and readers."""
         for loader in self._loaders.values():
+            loader.close()
             loader.dataset.close()
         for reader in self._readers.values():
             reader.close()
@@ -226,7 +249,7 @@ class Ours:
 def _calls(root: Path) -> dict[str, Callable[..., Any]]:
     ours = Ours(root)
     names = (
-        *("write", "digest", "close", "epoch", "one", "first", "construct", "join"),
+        *("write", "digest", "close", "epoch", "transformed", "one", "first", "construct", "join"),
         *("copy", "layers", "profile"),
     )
     return {name: getattr(ours, name) for name in names}

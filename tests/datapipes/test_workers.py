@@ -275,6 +275,37 @@ def test_a_batch_is_ones_own(dataset: Dataset) -> None:
     assert torch.equal(batches[1].positions, before)
 
 
+def assert_on_cpu(batch: Batch) -> Batch:
+    assert batch.device.type == "cpu"
+    return batch
+
+
+def test_batches_are_moved_in_the_process_of_the_loader(store: Path) -> None:
+    """A device without memory stands in for a GPU."""
+    resident = InMemoryDataset(Batch.from_data_list(make(9)), device="meta")
+    with Dataset(AtomicDataZarrReader(store), device="meta") as dataset:
+        for source in (dataset, resident):
+            how: Any = {"batch_size": 5, "shuffle": True}
+            loader = DataLoader(source, num_workers=1, batch_transforms=[assert_on_cpu], **how)
+            for batch, other in zip(loader, DataLoader(source, **how), strict=True):
+                assert batch.device.type == other.device.type == "meta"
+                assert batch.positions.shape == other.positions.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_batches_come_to_the_gpu_on_side_streams(store: Path, pin_memory: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    with Dataset(AtomicDataZarrReader(store), device="cuda") as dataset:
+        how: Any = {"batch_size": 4, "shuffle": True}
+        loader = DataLoader(dataset, num_workers=2, pin_memory=pin_memory, **how)
+        found = [batch.to("cpu") for batch in loader]
+        dataset.pin_memory = False
+    with Dataset(AtomicDataZarrReader(store), device="cpu") as dataset:
+        assert_equal(found, list(DataLoader(dataset, **how)))
+
+
 # -- epochs ----------------------------------------------------------------------------
 
 
@@ -415,10 +446,11 @@ def test_an_error_of_a_transform_names_its_sample(store: Path, method: str, whol
 
 
 class OddError(Exception):
-    """Cannot be unpickled: it wants more than its text."""
+    """Cannot be pickled, not even where tblib (of distributed) helps exceptions along."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
+        self.lock = threading.Lock()
 
 
 class OddReader(Reader):
