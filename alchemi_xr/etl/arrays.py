@@ -25,7 +25,7 @@ from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.fields import FIELDS, fill_for, resolve
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.elements import SYMBOLS
-from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.names import Contest, NameMap
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
 from alchemi_xr.plan.rejects import Reject
@@ -124,6 +124,7 @@ class ArraySource:
         self._firsts: list[list[int]] = []
         self._targets: dict[str, tuple[str, Level]] = {}
         self._chosen: dict[str, str] = {}
+        self._aside: dict[str, Contest] = {}
 
     def open(self, number: int) -> AbstractContextManager[Opened]:
         """A file of the source, to be read."""
@@ -162,7 +163,7 @@ class ArraySource:
             else layout
             for layout in schema
         )
-        self.schema = Schema(layouts, schema.dropped)
+        self.schema = Schema(layouts, schema.dropped, schema.contests)
         counts: list[IntArray] = []
         segments = [
             segment
@@ -195,7 +196,8 @@ class ArraySource:
                 widths.setdefault(name, set()).add(table.width)
         taken: dict[str, tuple[int, str]] = {}
         placed: dict[str, tuple[str, Level]] = {}
-        order = list(self.names.mapping) + list(self.aliases)
+        own = [name for name, meant in self.aliases.items() if name == meant]
+        order = list(dict.fromkeys([*self.names.mapping, *own, *self.aliases]))
         guessed: list[str] = []
         for name in sorted(per_atom, key=lambda n: (order.index(n) if n in order else 2**31, n)):
             meant = self.meaning(name)
@@ -216,10 +218,12 @@ class ArraySource:
             target = self.names.target(meant if meant is not None else name, level).name
             if target in taken:
                 # Another name, preferred, is this field: this one keeps its own.
+                self._aside[name] = Contest(target, taken[target][1], name)
                 target = name if name != target else f"{name}_2"
                 if target in FIELDS:
                     target = f"other_{name}"
                 target = self.names.target(target, level).name
+                notes.append(f"{name!r} is kept as {target!r}")
             taken[target] = (0, name)
             placed[name] = (target, level)
         if guessed:
@@ -237,6 +241,8 @@ class ArraySource:
             return
         for name, (tail, dtype) in table.shapes.items():
             keys[name] += frames
+            if name in self._aside and self._aside[name].kept in table.shapes:
+                observer.contest([self._aside[name]], count=frames)
             target, level = self._targets[name]
             count = frames
             if target == "cell":

@@ -9,14 +9,15 @@ another's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from alchemi_xr._typing import Level
-from alchemi_xr.data.fields import FIELDS, resolve
+from alchemi_xr.data.fields import ALIASES, FIELDS, resolve
 from alchemi_xr.errors import ConfigError, nearest
 
-__all__ = ["NameMap", "Target"]
+__all__ = ["Contest", "NameMap", "Target"]
 
 _ATOM_ALIASES = {
     "Z": "atomic_numbers",
@@ -27,6 +28,9 @@ _ATOM_ALIASES = {
     "masses": "atomic_masses",
 }
 _SYSTEM_ALIASES = {"Lattice": "cell", "cell": "cell", "pbc": "pbc"}
+# Names of the extended XYZ format itself: beside them a key ``cell`` is somebody's note.
+_OF_THE_FORMAT = ("Lattice", "pos", "Z")
+_ALIAS_ORDER = {name: at for at, name in enumerate([*_ATOM_ALIASES, *ALIASES])}
 _UNSAFE = dict.fromkeys(map(ord, "/\\\0"), "_")
 # Bytes of a field's name: file systems stop at 255, and masks add to it.
 _LONGEST = 200
@@ -40,15 +44,29 @@ class Target:
     rank: int
 
 
+class Contest(NamedTuple):
+    """Two names of one record for one field, of which the preferred one is taken."""
+
+    field: str
+    kept: str
+    other: str
+
+
 @dataclass(frozen=True)
 class NameMap:
     """Which names of the input are which fields.
 
+    Of several names of a record for one field, the first of this order is taken:
+    those that the user maps, as they are listed; the one that the format has of its
+    own (``Lattice``, ``pos``); the field's own name; its other spellings.
+
     Parameters
     ----------
     mapping : dict of str to str
-        Name in the input to field, in order of preference; the field's own
-        name comes last.
+        Name in the input to field, in order of preference.
+    ordered : frozenset of str
+        Names of the mapping whose order the user chose: a record with two others for
+        one field is ambiguous.
 
     Examples
     --------
@@ -57,6 +75,7 @@ class NameMap:
     """
 
     mapping: Mapping[str, str] = field(default_factory=dict)
+    ordered: frozenset[str] = frozenset()
     _cache: dict[tuple[str, Level], Target] = field(
         default_factory=dict, repr=False, compare=False, hash=False
     )
@@ -75,6 +94,7 @@ class NameMap:
             A name is mapped to something that is no field.
         """
         mapping: dict[str, str] = {}
+        ordered: set[str] = set()
         if not isinstance(key_map or {}, Mapping):
             raise ConfigError(
                 "key_map", "no mapping", found=type(key_map).__name__, expected='{"name": "field"}'
@@ -87,6 +107,7 @@ class NameMap:
                 )
             for key in listed:
                 mapping[key] = target
+                ordered.add(key)
         for key, target in (key_map or {}).items():
             if not isinstance(key, str) or not isinstance(target, str):
                 raise ConfigError(
@@ -97,8 +118,14 @@ class NameMap:
                 raise ConfigError(
                     "key_map", f"{target!r} cannot name a field. {nearest(target, FIELDS)}"
                 )
+            if mapping.get(key, known) != known:
+                raise ConfigError(
+                    "key_map",
+                    f"{key!r} cannot be both {mapping[key]} and {known}",
+                    mend="name it once",
+                )
             mapping[key] = known
-        return NameMap(mapping)
+        return NameMap(mapping, frozenset(ordered))
 
     def target(self, name: str, level: Level) -> Target:
         """The field that a name at a level belongs to."""
@@ -107,6 +134,30 @@ class NameMap:
             found = self._cache[name, level] = self._find(name, level)
         return found
 
+    def contests(self, given: Iterable[tuple[str, Level]]) -> list[Contest]:
+        """Of the names of one record: those that another name for their field puts aside.
+
+        Examples
+        --------
+        >>> NameMap().contests([("energies", "system"), ("energy", "system")])
+        [Contest(field='energy', kept='energy', other='energies')]
+        """
+        held: dict[str, list[tuple[int, str]]] = {}
+        for name, level in given:
+            target = self.target(name, level)
+            held.setdefault(target.name, []).append((target.rank, name))
+        out = []
+        for known, names in held.items():
+            if len(names) > 1:
+                kept = min(names)[1]
+                out += [Contest(known, kept, n) for _, n in sorted(names) if n != kept]
+        return out
+
+    def is_ambiguous(self, contest: Contest) -> bool:
+        """Whether the user mapped both names, without saying which is preferred."""
+        names = {contest.kept, contest.other}
+        return names <= self.mapping.keys() and not names <= self.ordered
+
     def _find(self, name: str, level: Level) -> Target:
         if name in self.mapping:
             rank = list(self.mapping).index(name)
@@ -114,8 +165,11 @@ class NameMap:
         last = len(self.mapping)
         aliases = _ATOM_ALIASES if level == "atom" else _SYSTEM_ALIASES
         found = _on_level(aliases.get(name, name), level)
-        # Beside the format's own ``Lattice`` a key ``cell`` is somebody's note.
-        return Target(found, last + (found == "cell" and name != "Lattice"))
+        if name in _OF_THE_FORMAT:
+            return Target(found, last)
+        if name == found:
+            return Target(found, last + 1)
+        return Target(found, last + 2 + _ALIAS_ORDER.get(name, len(_ALIAS_ORDER)))
 
 
 def _on_level(name: str, level: Level) -> str:

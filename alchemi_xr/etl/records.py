@@ -13,7 +13,7 @@ from alchemi_xr._typing import BoolArray, Level, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.fields import fill_for
-from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.names import Contest, NameMap
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.store.bulk import FieldLayout
 
@@ -33,6 +33,8 @@ class Record:
         Names as they stood in the input.
     unstored : list of str
         Names whose values have no place in a store.
+    contests : list of Contest
+        Names put aside for others of the same field, with another value.
     """
 
     atoms: int
@@ -40,7 +42,8 @@ class Record:
     system: dict[str, Any] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     unstored: list[str] = field(default_factory=list)
-    _ranks: dict[str, int] = field(default_factory=dict)
+    contests: list[Contest] = field(default_factory=list)
+    _held: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def put(self, name: str, level: Level, value: Any, names: NameMap) -> None:
         """Add a value under the field that its name means.
@@ -49,21 +52,28 @@ class Record:
         """
         self.keys.append(name)
         target = names.target(name, level)
-        if self._ranks.get(target.name, target.rank + 1) <= target.rank:
-            return
-        self._ranks[target.name] = target.rank
+        table: dict[str, Any] = self.atom if level == "atom" else self.system
         if level == "atom":
-            values = np.asarray(value)
-            if values.dtype.kind not in "biuf":
+            taken: Any = np.asarray(value)
+            if taken.dtype.kind not in "biuf":
                 self.unstored.append(name)
                 return
-            self.atom[target.name] = values
         else:
-            self.system[target.name] = as_value(value)
+            taken = as_value(value)
+        rank, held = self._held.get(target.name, (None, ""))
+        preferred = rank is None or target.rank < rank
+        if rank is not None and held != name and target.name in table:
+            kept, other = (name, held) if preferred else (held, name)
+            if not _same(table[target.name], taken):
+                self.contests.append(Contest(target.name, kept, other))
+        if preferred:
+            self._held[target.name] = target.rank, name
+            table[target.name] = taken
 
     def observe(self, observer: FieldObserver) -> None:
         """Tell an observer which fields this sample has."""
         observer.num_samples += 1
+        observer.contest(self.contests)
         for name, values in self.atom.items():
             observer.see(name, "atom", values.dtype.name, values.shape[1:])
         for name, value in self.system.items():
@@ -71,6 +81,15 @@ class Record:
                 observer.see(name, "system", "str", ())
             else:
                 observer.see(name, "system", value.dtype.name, value.shape, atoms=self.atoms)
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, str) or isinstance(second, str):
+        return bool(np.array_equal(first, second))
+    # One number and an array of one say the same.
+    if first.size != second.size:
+        return False
+    return np.array_equal(first.reshape(-1), second.reshape(-1), equal_nan=True)
 
 
 def as_value(value: Any) -> NDArray | str:

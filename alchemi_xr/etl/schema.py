@@ -6,7 +6,8 @@ gives is the one layout that holds them all, and every reader follows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from alchemi_xr._typing import Level
 from alchemi_xr.data.fields import FIELDS, field_order
 from alchemi_xr.errors import SourceError
+from alchemi_xr.etl.names import Contest
 from alchemi_xr.store.bulk import FieldLayout
 
 __all__ = ["MAX_FIELDS", "FieldObserver", "Schema"]
@@ -32,10 +34,13 @@ class Schema:
         In the project's order.
     dropped : dict of str to str
         Names that cannot be stored, with the reason.
+    contests : dict of Contest to int
+        Names that other names for the same field put aside, with the number of samples.
     """
 
     layouts: tuple[FieldLayout, ...]
     dropped: dict[str, str] = field(default_factory=dict)
+    contests: Mapping[Contest, int] = field(default_factory=dict)
     _by_name: dict[str, FieldLayout] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -65,6 +70,7 @@ class FieldObserver:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Level], _Seen] = {}
+        self._contests: Counter[Contest] = Counter()
         self.num_samples = 0
 
     def see(
@@ -101,9 +107,15 @@ class FieldObserver:
             if atoms is not None and len(seen.sizes) < 2:
                 seen.sizes.add(atoms)
 
+    def contest(self, contests: Iterable[Contest], *, count: int = 1) -> None:
+        """Take in ``count`` samples with two names for one field."""
+        for contest in contests:
+            self._contests[contest] += count
+
     def merge(self, other: FieldObserver) -> None:
         """Take in all that another observer saw."""
         self.num_samples += other.num_samples
+        self._contests.update(other._contests)
         for key, theirs in other._seen.items():
             ours = self._seen.setdefault(key, _Seen())
             ours.dtypes |= theirs.dtypes
@@ -149,7 +161,8 @@ class FieldObserver:
                 dropped[name] = layout
             else:
                 layouts[name] = layout
-        return Schema(tuple(layouts[name] for name in field_order(layouts)), dropped)
+        ordered = tuple(layouts[name] for name in field_order(layouts))
+        return Schema(ordered, dropped, dict(self._contests))
 
     def _layout(self, name: str, level: Level, seen: _Seen) -> FieldLayout | str:
         holes = seen.count < self.num_samples

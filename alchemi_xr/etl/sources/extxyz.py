@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+from alchemi_xr._typing import Level
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.columns import ColumnSpec, LineFault
@@ -246,6 +247,10 @@ def _observe(
 ) -> None:
     observer = out.observer
     observer.num_samples += count
+    columns: list[tuple[str, Level]] = [
+        (c.name, "atom") for c in spec.columns if c.kind != "S" and c.name != "species"
+    ]
+    observer.contest(names.contests([*columns, *((key, "system") for key in keys)]), count=count)
     targets, unstored = column_targets_of(spec, names)
     for column in spec.columns:
         source = "Z" if column.name == "species" else column.name

@@ -23,7 +23,7 @@ from alchemi_xr.data.csr import counts_to_ptr
 from alchemi_xr.data.fields import FIELDS, fill_for
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.elements import SYMBOLS
-from alchemi_xr.etl.names import NameMap
+from alchemi_xr.etl.names import Contest, NameMap
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, pack, plain_map
 from alchemi_xr.plan.rejects import Reject
@@ -113,7 +113,8 @@ class TableSource:
                 continue
             target, level, dtype, tail = placed
             if target in self._columns:
-                notes.append(f"{name!r} is not stored: {self._columns[target]!r} is {target}")
+                both = min(found.count, seen[self._columns[target]].count)
+                observer.contest([Contest(target, self._columns[target], name)], count=both)
                 continue
             self._columns[target] = name
             observer.see(target, level, dtype, tail, count=found.count)
@@ -121,7 +122,7 @@ class TableSource:
             if unit:
                 units[target] = unit
         schema = observer.schema(self.paths[0])
-        self.schema = Schema(tuple(_with_unit(layout, units) for layout in schema), schema.dropped)
+        self.schema = replace(schema, layouts=tuple(_with_unit(x, units) for x in schema))
         atoms = np.concatenate([r["atoms"] for r in results]).astype(np.int64)
         edges = np.concatenate([r["edges"] for r in results]).astype(np.int64)
         if self.schema.get("neighbor_list") is None:
@@ -152,9 +153,9 @@ class TableSource:
             },
         )
 
-    def _rank(self, name: str) -> tuple[int, str]:
+    def _rank(self, name: str) -> tuple[int, bool, str]:
         order = list(self.names.mapping)
-        return (order.index(name) if name in order else len(order), name)
+        return (order.index(name) if name in order else len(order), name not in FIELDS, name)
 
     def _meaning(self, name: str) -> str:
         if name in self.names.mapping:
