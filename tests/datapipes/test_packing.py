@@ -37,7 +37,12 @@ def test_what_is_in_it_comes_out() -> None:
             assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape)
             assert other.requires_grad == tensor.requires_grad
             assert torch.equal(other.to_dense(), tensor.to_dense()), name
-    assert packed.memory.is_shared()
+    assert not packed.memory.is_shared()  # so little goes through the pipe
+    large = pack(torch.ones(2**20 + 1))
+    assert large.memory.is_shared()
+    assert float(unpack(large).sum()) == 2**20 + 1
+    small = pickle.loads(pickle.dumps(pack(torch.arange(5))))
+    assert unpack(small).tolist() == [0, 1, 2, 3, 4]
     before = found["one"]._version, found["half"]._version
     found["one"][0, 0] = 99
     assert found["flags"].tolist() == [True, False]

@@ -36,6 +36,7 @@ from alchemi_xr.data.datapipes import (
     MultiDatasetBatchSampler,
     MultiDatasetSampler,
     Reader,
+    packing,
     workers,
 )
 from alchemi_xr.data.datapipes.torch_compat import BatchStream
@@ -263,8 +264,13 @@ def double(batch: Batch) -> Batch:
     return batch
 
 
-def test_a_batch_is_ones_own(dataset: Dataset) -> None:
+@pytest.mark.parametrize("through_pipe", [True, False])
+def test_a_batch_is_ones_own(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, through_pipe: bool
+) -> None:
     """Shared memory or not: changed in place it is no other's, and autograd counts each tensor."""
+    if not through_pipe:
+        monkeypatch.setattr(packing, "_THROUGH_PIPE", 0)  # forked workers have it, too
     batches = list(DataLoader(dataset, batch_size=8, num_workers=1, multiprocessing_context="fork"))
     before = batches[1].positions.clone()
     positions = batches[0].positions.requires_grad_()

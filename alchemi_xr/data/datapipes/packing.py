@@ -17,6 +17,10 @@ from torch import Tensor
 
 __all__ = ["Packed", "pack", "unpack"]
 
+#: Bytes up to which the memory goes through the pipe itself. Shared memory has to be fetched
+#: from a thread of the process that made it, which waits for a transform in Python (5 ms each
+#: time that it wants the interpreter); a pipe waits for nobody.
+_THROUGH_PIPE = 4 * 2**20
 # Rows begin at cache lines.
 _ALIGN = 64
 
@@ -47,7 +51,15 @@ class Packed:
         return Packed(self.data, self.slots, self.memory.pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.memory.numel() <= _THROUGH_PIPE:
+            return (_from_pipe, (self.data, self.slots, self.memory.numpy().tobytes()))
+        if not self.memory.is_shared():
+            self.memory.share_memory_()
         return (Packed, (self.data, self.slots, self.memory))
+
+
+def _from_pipe(data: bytes, slots: list[_Slot], memory: bytes) -> Packed:
+    return Packed(data, slots, torch.frombuffer(bytearray(memory), dtype=torch.uint8))
 
 
 def pack(value: Any, *, by_value: bool = False) -> Packed:
@@ -73,7 +85,9 @@ def pack(value: Any, *, by_value: bool = False) -> Packed:
     for tensor in pickler.tensors:
         slots.append((end, tuple(tensor.shape), tensor.dtype))
         end += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
-    memory = torch.empty(max(end, 1), dtype=torch.uint8).share_memory_()
+    memory = torch.empty(max(end, 1), dtype=torch.uint8)
+    if end > _THROUGH_PIPE:
+        memory.share_memory_()
     for tensor, place in zip(pickler.tensors, _views(slots, memory), strict=True):
         place.copy_(tensor)
     return Packed(into.getvalue(), slots, memory)
