@@ -175,6 +175,10 @@ def merge(
     field: Annotated[
         list[str] | None, typer.Option("--field", help="Keep this field (repeatable).")
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", help="Keep samples of which this is true: 'natoms < 200'."),
+    ] = None,
     profile: Profile = None,
     chunk_rows: Chunk = None,
     shard_rows: Shard = None,
@@ -196,6 +200,7 @@ def merge(
         stores[:-1],
         stores[-1],
         fields=field or None,
+        where=where,
         config=_config(profile, chunk_rows, shard_rows),
         overwrite=overwrite,
         **_how(workers, scheduler, threads, memory, no_resume, quiet),

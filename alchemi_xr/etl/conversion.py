@@ -236,6 +236,8 @@ def convert(
                     mask[first : first + count] = False
             _check_some_left(mask, report, given)
             _count_kept(report, given.scan, mask)
+            kept = {**recipe.provenance, **_left_behind(report)}
+            writer.schema = writer.schema.evolve(provenance=kept)
             writer.commit(None if mask.all() else mask)
             report.output_bytes = job.built_bytes()
             job.publish(overwrite=overwrite)
@@ -344,6 +346,12 @@ def _recipe(given: Request, plan: Plan, config: ZarrWriteConfig) -> Recipe:
         plan.fingerprint(given.identity(config)),
         given.provenance(),
     )
+
+
+def _left_behind(report: ConvertReport) -> dict[str, int]:
+    """Counts of the records that are not in the store, for those who only have the store."""
+    names = ("rejected", "left_out", "undecided")
+    return {name: getattr(report, name) for name in names if getattr(report, name)}
 
 
 def _check_some_left(mask: BoolArray, report: ConvertReport, given: Request) -> None:

@@ -68,6 +68,15 @@ class Finish:
         """Whether several stores are made."""
         return self.parts is not None or self.groups is not None
 
+    def said(self, repeats: int) -> dict[str, Any]:
+        """What the stores remember of it."""
+        out: dict[str, Any] = {}
+        if self.tolerance is not None:
+            out["dedup"] = {"tolerance": self.tolerance, "repeats": repeats}
+        if self.by is not None:
+            out["sorted_by"] = self.by
+        return out
+
 
 def make_finish(
     *,
@@ -159,6 +168,8 @@ def finished(
         report.resumed = True
     if finish.tolerance is not None:
         report.repeats = report.samples - _leave_out_repeats(whole, finish.tolerance, how)
+    # Those made of it take this over; a split adds its own.
+    StoreWriter(whole).annotate(finish.said(report.repeats))
     if finish.splits and finish.by is not None and state["sorted_by"] != finish.by:
         sort(whole, finish.by, **_running(how))
         _remember(told, {**state, "sorted_by": finish.by})
@@ -193,7 +204,7 @@ def _key(src: PathLike | Sequence[PathLike], finish: Finish, request: Any) -> st
     files = [f for path in expand(src) for f in content_files(path)]
     stats = [os.stat(f) for f in files]
     told = [(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats, strict=True)]
-    text = repr((__version__, told, finish.tolerance, request))
+    text = repr((__version__, told, finish.tolerance, finish.by, request))
     return hashlib.blake2s(text.encode()).hexdigest()
 
 

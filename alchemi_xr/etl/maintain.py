@@ -16,7 +16,9 @@ import numpy as np
 from alchemi_xr._typing import BoolArray, IntArray, NDArray
 from alchemi_xr._version import __version__
 from alchemi_xr.errors import ConfigError, FieldError, UnknownFieldError, nearest
+from alchemi_xr.etl.choosing import check_condition, kept_by
 from alchemi_xr.etl.gather import count
+from alchemi_xr.etl.predicate import Predicate
 from alchemi_xr.etl.rebuild import How, build_new, recipe_of, rewritten
 from alchemi_xr.etl.report import MaintainReport
 from alchemi_xr.etl.union import unify
@@ -181,6 +183,7 @@ def merge(
     destination: Any,
     *,
     fields: Sequence[str] | None = None,
+    where: str | None = None,
     config: Any = None,
     overwrite: bool = False,
     storage_options: dict[str, Any] | None = None,
@@ -203,6 +206,10 @@ def merge(
         Where the store appears, in one step, when all is done.
     fields : sequence of str, optional
         Keep only these.
+    where : str, optional
+        Keep the samples of which this is true, such as ``"natoms < 200 and fmax < 50"``;
+        see :class:`~alchemi_xr.etl.predicate.Predicate`. It may ask for fields that are
+        not kept; of a sample that lacks one it is undecided, and the sample is not kept.
     config : ZarrWriteConfig, mapping or profile name, optional
     overwrite : bool
         Replace a store that is at the destination.
@@ -216,6 +223,8 @@ def merge(
     LevelError, FieldError
         A field is not the same thing in two stores; both are named, and nothing
         was written.
+    ConfigError, UnknownFieldError
+        The condition cannot be read, no store has what it asks for, or no sample meets it.
     StoreNotFoundError, NotAStoreError, StoreExistsError, PlanError
     """
     begun = time.perf_counter()
@@ -225,11 +234,23 @@ def merge(
         raise ConfigError("merge", "there is no store to merge")
     given = destination_of(destination, storage_options=storage_options)
     place = check_place(given, overwrite=overwrite)
-    stores, dropped = [], 0
+    condition = None if where is None else Predicate(where)
+    if condition is not None:
+        check_condition(condition, sources)
+    stores, dropped, undecided = [], 0, 0
     for source in sources:
         with open_store(source) as snapshot:
-            stores.append(count(snapshot, snapshot.active))
-            dropped += snapshot.num_samples - len(snapshot.active)
+            kept, unknown = kept_by(condition, snapshot)
+            stores.append(count(snapshot, kept))
+            dropped += snapshot.num_samples - len(kept)
+            undecided += unknown
+    if condition is not None and not any(len(store.order) for store in stores):
+        raise ConfigError(
+            "where",
+            f"no sample of the stores meets it ({undecided:,} undecided)",
+            found=condition.text,
+            mend="loosen it",
+        )
     recipe = recipe_of(
         stores,
         unify(stores, fields),
@@ -241,12 +262,13 @@ def merge(
                 {"store": store.where, "samples": len(store.order)} for store in stores[:100]
             ],
             "num_stores": len(stores),
+            **({} if condition is None else {"where": condition.text, "undecided": undecided}),
         },
     )
     how = How(client, threads, memory, progress, resume)
     with how.running() as running:
         (report,) = build_new([(place, recipe, stores)], how, *running, overwrite=overwrite)
-    report.removed = dropped
+    report.removed, report.undecided = dropped, undecided
     report.seconds = time.perf_counter() - begun
     return report
 

@@ -160,6 +160,8 @@ class MaintainReport:
         In the store now, samples that stay deleted included.
     removed : int
         Samples of the source (or sources) that are not.
+    undecided : int
+        Those of them about which the condition (``where``) could not be decided.
     deleted : int
         Samples in the store that stay deleted.
     output_bytes : int
@@ -175,6 +177,7 @@ class MaintainReport:
     atoms: int
     edges: int
     removed: int = 0
+    undecided: int = 0
     deleted: int = 0
     output_bytes: int = 0
     seconds: float = 0.0
@@ -188,6 +191,8 @@ class MaintainReport:
         )
         if self.removed:
             text += f", {self.removed:,} left out"
+        if self.undecided:
+            text += f" ({self.undecided:,} undecided, for a value is missing)"
         if self.deleted:
             text += f", {self.deleted:,} of them deleted"
         if self.output_bytes:

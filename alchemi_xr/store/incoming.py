@@ -13,9 +13,9 @@ from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import expand_mask
 from alchemi_xr.data.fields import FIELDS, as_rows, field_order, fill_for, resolve
 from alchemi_xr.errors import FieldError, LevelError
-from alchemi_xr.store.schema import TEXT, FieldInfo, table_unit
+from alchemi_xr.store.schema import TEXT, Counts, FieldInfo, table_unit
 
-__all__ = ["Incoming", "fit", "globalised", "receive"]
+__all__ = ["Incoming", "custom_field", "fit", "globalised", "receive"]
 
 _NUMERIC = frozenset(
     np.dtype(t)
@@ -253,3 +253,22 @@ def globalised(values: NDArray, block: Block, atoms_before: int, *, where: str) 
     shift = np.repeat(block.atoms_ptr[:-1] + atoms_before, np.diff(block.edges_ptr))
     shifted: NDArray = values + shift[:, None].astype(values.dtype)
     return shifted
+
+
+def custom_field(
+    name: str, array: NDArray, level: Any, unit: str, where: str, counts: Counts
+) -> Incoming:
+    """A custom field, checked like one of a block of the whole store."""
+    shape = {"atom": counts.atoms, "edge": counts.edges, "system": counts.samples}
+    # One sample that owns all rows stands for the store: only the field is checked.
+    if level == "system":
+        ptr = np.zeros(counts.samples + 1, dtype=np.int64)
+        block = Block(ptr, ptr, {name: array}, {name: level})
+    else:
+        rows = np.array([0, shape[level]], dtype=np.int64)
+        none = np.array([0, 0], dtype=np.int64)
+        pointers = (rows, none) if level == "atom" else (none, rows)
+        block = Block(*pointers, {name: array}, {name: level})
+    if unit:
+        block.units[name] = unit
+    return receive(block, where=where)[name]

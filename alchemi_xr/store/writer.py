@@ -8,8 +8,9 @@ that end is cut off by the next one.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +35,13 @@ from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 from alchemi_xr.store.copying import building, check_free, rewrite_to
 from alchemi_xr.store.growth import Growth
 from alchemi_xr.store.icechunk import retried
-from alchemi_xr.store.incoming import Incoming, globalised, receive
+from alchemi_xr.store.incoming import Incoming, custom_field, globalised, receive
 from alchemi_xr.store.lease import Lease
 from alchemi_xr.store.locate import Place, locate
 from alchemi_xr.store.reader import Snapshot
 from alchemi_xr.store.recover import Opened, finish_masks, open_for_writing
 from alchemi_xr.store.rewrite import check_rewritable, rewrite
-from alchemi_xr.store.schema import Counts, StoreSchema
+from alchemi_xr.store.schema import StoreSchema
 from alchemi_xr.store.transaction import TRANSACTION_BYTES, Transaction
 
 __all__ = ["StoreWriter"]
@@ -381,7 +382,7 @@ class StoreWriter:
                     found=list(array.shape),
                     expected=f"{rows} rows, one per {chosen} with the deleted ones",
                 )
-            item = _custom(name, array, chosen, unit or "", where, schema.counts)
+            item = custom_field(name, array, chosen, unit or "", where, schema.counts)
             info = replace(
                 item.info,
                 group="text" if item.info.is_text else "custom",
@@ -395,6 +396,34 @@ class StoreWriter:
                     opened,
                     schema.next("add_custom", fields={n: fields[n] for n in field_order(fields)}),
                 )
+
+    @retried()
+    def annotate(self, facts: Mapping[str, Any]) -> None:
+        """Add to what the store remembers of where it came from.
+
+        Parameters
+        ----------
+        facts : mapping of str to JSON value
+            They replace those of the same names. Nothing is committed where all are known.
+
+        Raises
+        ------
+        ConfigError
+            They are no JSON object.
+        """
+        self._check_no_transaction("annotate")
+        try:
+            given = dict(json.loads(json.dumps(facts, allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "annotate", f"the facts are no JSON object ({error})", mend="give a dict of values"
+            ) from error
+        with self._lease() as lease:
+            opened = self._open(lease)
+            known = {**opened.schema.provenance, **given}
+            if known != opened.schema.provenance:
+                with self._undone_on_error(opened):
+                    self._commit(opened, opened.schema.next("annotate", provenance=known))
 
     # -- deletion ----------------------------------------------------------
 
@@ -522,22 +551,3 @@ class StoreWriter:
         from alchemi_xr.store.reader import open_store
 
         return open_store(self.place)
-
-
-def _custom(
-    name: str, array: NDArray, level: Any, unit: str, where: str, counts: Counts
-) -> Incoming:
-    """A custom field, checked like one of a block of the whole store."""
-    shape = {"atom": counts.atoms, "edge": counts.edges, "system": counts.samples}
-    # One sample that owns all rows stands for the store: only the field is checked.
-    if level == "system":
-        ptr = np.zeros(counts.samples + 1, dtype=np.int64)
-        block = Block(ptr, ptr, {name: array}, {name: level})
-    else:
-        rows = np.array([0, shape[level]], dtype=np.int64)
-        none = np.array([0, 0], dtype=np.int64)
-        pointers = (rows, none) if level == "atom" else (none, rows)
-        block = Block(*pointers, {name: array}, {name: level})
-    if unit:
-        block.units[name] = unit
-    return receive(block, where=where)[name]

@@ -64,6 +64,9 @@ def test_merge_and_split(store: Path, tmp_path: Path) -> None:
     assert call("merge", store, store, tmp_path / "m.zarr").exit_code == 1
     assert call("merge", store, store, tmp_path / "m.zarr", "--overwrite").exit_code == 0
     assert call("merge", store).exit_code == 2
+    result = call("merge", store, tmp_path / "c.zarr", "--where", "natoms > 2", "-q")
+    assert "merge, 3 samples" in result.stdout
+    assert "7 left out" in result.stdout
     parts = [f"{tmp_path / name}.zarr={share}" for name, share in (("x", 0.7), ("y", 0.3))]
     report = tmp_path / "report.json"
     result = call("split", tmp_path / "m.zarr", *parts, "--by", "kind", "--report", report)

@@ -65,6 +65,10 @@ def test_the_first_of_each_structure_is_kept_in_the_order_asked_for(
     sizes = {0: 3, 1: 5, 2: 9}
     by_size = sorted(range(FIRST), key=lambda k: (sizes[k % 3], k))
     assert numbers(tmp_path / "b.zarr") == [90, 91, *by_size]
+    with ax.open_store(tmp_path / "b.zarr") as snapshot:
+        told = snapshot.schema.provenance
+    assert told["dedup"]["repeats"] == 30
+    assert told["sorted_by"] == "num_atoms"
     convert(source, tmp_path / "c.zarr", sort="k", where="k > 80", progress=False)
     assert numbers(tmp_path / "c.zarr") == [*range(81, 92)]
     assert left_behind(tmp_path) == []

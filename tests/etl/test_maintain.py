@@ -276,6 +276,50 @@ def test_merge_unites_fields(store: Path, tmp_path: Path) -> None:
     assert open_store(tmp_path / "few.zarr").fields == ["positions", "energy"]
 
 
+@pytest.mark.parametrize("client", [None, 2])
+def test_merge_of_what_a_condition_keeps(store: Path, tmp_path: Path, client: int | None) -> None:
+    StoreWriter(tmp_path / "b.zarr").write(make_block(50, 1, energy=False))
+    report = etl.merge(
+        [store, tmp_path / "b.zarr"],
+        tmp_path / "m.zarr",
+        fields=["positions", "number"],
+        where="energy < 0 or natoms == 1",
+        client=client,
+    )
+    with open_store(store) as snapshot:
+        block, there = snapshot.read_block(snapshot.active), snapshot.present("energy")
+        assert there is not None
+        known = there[snapshot.active]
+    single = np.diff(block.atoms_ptr) == 1
+    first = (known & (block["energy"][:, 0] < 0)) | single
+    other = make_block(50, 1, energy=False)
+    second = np.diff(other.atoms_ptr) == 1
+    with open_store(tmp_path / "m.zarr") as merged:
+        assert merged.fields == ["positions", "number"]
+        found = merged.read_block(slice(None))
+        expected = [*block["number"][first], *other["number"][second]]
+        np.testing.assert_array_equal(found["number"], expected)
+        told = merged.schema.provenance
+    # Without an energy, a sample of more than one atom may or may not meet it.
+    undecided = int((~known & ~single).sum()) + int((~second).sum())
+    assert report.undecided == undecided > 0
+    assert report.removed == 120 + 50 - len(expected)
+    assert (told["where"], told["undecided"]) == ("energy < 0 or natoms == 1", undecided)
+    assert f"({undecided} undecided" in report.summary()
+
+
+def test_conditions_that_a_merge_refuses(store: Path, tmp_path: Path) -> None:
+    for where, error, match in (
+        ("nrg < 0", UnknownFieldError, "nrg"),
+        ("positions < 0", ConfigError, "not one value a sample"),
+        ("natoms > 1000", ConfigError, "no sample of the stores meets it"),
+        ("natoms >", ConfigError, "cannot be read"),
+    ):
+        with pytest.raises(error, match=match):
+            etl.merge([store, store], tmp_path / "m.zarr", where=where)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr"]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [

@@ -83,7 +83,10 @@ def test_a_condition_in_the_pass(tmp_path: Path, given_frames: list[Atoms], clie
     np.testing.assert_array_equal(np.diff(block.atoms_ptr), [len(a) for a in kept])
     np.testing.assert_array_equal(block["energy"][:, 0], [a.calc.results["energy"] for a in kept])
     with open_store(tmp_path / "out.zarr") as store:
-        assert store.schema.provenance["stages"]["where"] == "natoms > 2 and energy_per_atom < -0.5"
+        told = store.schema.provenance
+    assert told["stages"]["where"] == "natoms > 2 and energy_per_atom < -0.5"
+    assert (told["left_out"], told["undecided"]) == (report.left_out, report.undecided)
+    assert "rejected" not in told
 
 
 def test_a_condition_beside_broken_records(tmp_path: Path, given_frames: list[Atoms]) -> None:

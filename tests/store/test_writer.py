@@ -7,12 +7,14 @@ import pytest
 
 from alchemi_xr.data.block import Block
 from alchemi_xr.errors import (
+    ConfigError,
     FieldError,
     IndexRangeError,
     LevelError,
     NotAStoreError,
     StaleSnapshotError,
     StoreClosedError,
+    StoreError,
     StoreExistsError,
     StoreNotFoundError,
     UnknownFieldError,
@@ -104,6 +106,27 @@ def test_provenance_is_kept(make, tmp_path):
     StoreWriter(path).append(make(1))
     StoreWriter(path).defragment()
     assert open_store(path).schema.provenance == {"source": "x.xyz"}
+
+
+@pytest.mark.parametrize("store", ["a.zarr", None])
+def test_annotate(make, tmp_path, store):
+    place = {} if store is None else tmp_path / store
+    writer = StoreWriter(place)
+    writer.write(make(0), provenance={"source": "x.xyz", "by": "me"})
+    writer.annotate({"by": "you", "method": {"functional": "PBE", "k": (2, 2)}})
+    known = {"source": "x.xyz", "by": "you", "method": {"functional": "PBE", "k": [2, 2]}}
+    assert open_store(place).schema.provenance == known
+    # What is known already is no commit, nor is what is refused.
+    writer.annotate({"by": "you"})
+    for facts in ({"x": float("nan")}, {"x": object()}, "text"):
+        with pytest.raises(ConfigError, match="no JSON object"):
+            writer.annotate(facts)
+    with writer.transaction(), pytest.raises(StoreError, match="inside a transaction"):
+        writer.annotate({"by": "them"})
+    writer.append(make(1))
+    snapshot = open_store(place)
+    assert snapshot.schema.provenance == known
+    assert [e["operation"] for e in snapshot.schema.history] == ["write", "annotate", "append"]
 
 
 # -- append ------------------------------------------------------------------
