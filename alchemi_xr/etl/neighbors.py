@@ -188,7 +188,8 @@ class EdgeReading:
                 for sample, name, reason in edges.failed:
                     counts[start + sample] = _FAILED
                     if self.reading.raises:
-                        raise self._reject(partition, start + sample, name, reason).error()
+                        failed = [(sample, name, reason)]
+                        raise self._rejected(partition, start, failed)[0].error()
                 if file is not None:
                     both = np.column_stack((edges.neighbor_list, edges.shifts))
                     file.write(np.ascontiguousarray(both, dtype=np.int32).data)
@@ -223,11 +224,10 @@ class EdgeReading:
             again = kept & (own == _FAILED)
             rows = self._rows(payload, np.maximum(counts, 0))
         edges = find_edges(block, self.cutoff, ~again) if again.any() or rows is None else None
-        for sample, name, reason in [] if edges is None else edges.failed:
-            reject = self._reject(payload.partition, payload.start + sample, name, reason)
-            if self.reading.raises:
-                raise reject.error()
-            result.rejects.append(replace(reject, sample=sample))
+        rejects = self._rejected(payload.partition, payload.start, edges.failed if edges else ())
+        if rejects and self.reading.raises:
+            raise rejects[0].error()
+        result.rejects += rejects
         result.rejects.sort(key=lambda r: -1 if r.sample is None else r.sample)
         if rows is not None:
             ptr = counts_to_ptr(np.maximum(own, 0).astype(np.int64))
@@ -254,9 +254,18 @@ class EdgeReading:
         result = self.reading.read(partition)
         return result if self._late else self.reading.filtered(result)
 
-    def _reject(self, partition: Partition, sample: int, name: str, reason: str) -> Reject:
-        file, frame = self.reading.origin(partition, sample)
-        return Reject(file, frame, f"no neighbour list: {reason}", field=name, sample=sample)
+    def _rejected(
+        self, partition: Partition, start: int, failed: Sequence[tuple[int, str, str]]
+    ) -> list[Reject]:
+        """Samples, counted from the one at ``start``, without a list."""
+        found = self.reading.rejected(
+            partition,
+            [(start + sample, name, f"no neighbour list: {why}") for sample, name, why in failed],
+        )
+        return [
+            replace(reject, sample=sample)
+            for reject, (sample, _, _) in zip(found, failed, strict=True)
+        ]
 
     def _path(self, number: int, what: str) -> str:
         assert self.folder is not None

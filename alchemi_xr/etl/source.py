@@ -117,7 +117,9 @@ class Source(Protocol):
 
     A class with a ``name``, registered in the entry-point group
     ``alchemi_xr.sources``. One whose input may be a folder has
-    ``takes_folders = True``, and ``matches`` is asked about folders too.
+    ``takes_folders = True``, and ``matches`` is asked about folders too. One of
+    text may have ``places(partition, samples)``: byte and line at which each of
+    these samples begins, for the report on those that are set aside once read.
     """
 
     name: ClassVar[str]

@@ -265,17 +265,15 @@ class Reading:
             raise rejects[0].error()
         taken = {reject.sample for reject in rejects}
         block, unfit = self.stages(block)
+        late: list[tuple[int, str, str]] = []
         for sample, name, reason in [*unfit, *_too_large(block, self.transform.dtypes)]:
             if sample not in taken:
                 taken.add(sample)
-                file, frame = self.origin(payload, sample)
-                rejects.append(Reject(file, frame, reason, field=name, sample=sample))
+                late.append((sample, name, reason))
                 if self.raises:
-                    raise rejects[-1].error()
-        for sample, name, reason in self.checks(block):
-            if sample not in taken:
-                file, frame = self.origin(payload, sample)
-                rejects.append(Reject(file, frame, reason, field=name, sample=sample))
+                    raise self.rejected(payload, late)[0].error()
+        late += [failed for failed in self.checks(block) if failed[0] not in taken]
+        rejects += self.rejected(payload, late)
         rejects.sort(key=lambda r: -1 if r.sample is None else r.sample)
         return PartResult(block, rejects, result.notes)
 
@@ -288,6 +286,25 @@ class Reading:
         result.undecided = np.flatnonzero(whole & verdict.unknown)
         result.left_out = np.flatnonzero(whole & ~verdict.keep & ~verdict.unknown)
         return result
+
+    def rejected(self, payload: Partition, failed: Sequence[tuple[int, str, str]]) -> list[Reject]:
+        """Samples of a partition that were read and are set aside.
+
+        Parameters
+        ----------
+        payload : Partition
+        failed : sequence of (int, str, str)
+            Place in the partition, field and reason.
+        """
+        # A source of text may say where in its file a record stands.
+        find = getattr(self.source, "places", None)
+        samples = [sample for sample, _, _ in failed]
+        places = find(payload, samples) if find and samples else [(None, None)] * len(samples)
+        out = []
+        for (sample, name, reason), (offset, line) in zip(failed, places, strict=True):
+            file, frame = self.origin(payload, sample)
+            out.append(Reject(file, frame, reason, offset, line, name, sample))
+        return out
 
     def origin(self, payload: Partition, sample: int) -> tuple[str, int]:
         """File and frame of a sample of a partition."""

@@ -78,6 +78,11 @@ class FramesOfText:
                 # The scan took every comment of the segment.
                 raise self.changed(i) from None
 
+    def place(self, i: int) -> tuple[int, int]:
+        """Byte and line at which a frame begins in its file."""
+        segment, row = self.segment, self.frames[i]
+        return segment.start + int(row[OFFSET]), segment.line + int(row[LINE])
+
     def changed(self, i: int) -> SourceError:
         """What is said when the file is not that of the scan."""
         return SourceError(
@@ -203,8 +208,7 @@ class _Assembly:
                 part.shown,
                 part.segment.first + i,
                 reason,
-                part.segment.start + int(part.frames[i, OFFSET]),
-                part.segment.line + int(part.frames[i, LINE]),
+                *part.place(i),
                 fault.field,
                 first + i,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -332,3 +333,32 @@ def test_wrapped_positions_are_in_the_cell(counts: list[int], seed: int) -> None
             scaled = np.linalg.solve(cell[i].T, after[a])
             assert (scaled > -1e-9).all()
             assert (scaled < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_records_set_aside_once_read_have_their_place(tmp_path: Path, packed: bool) -> None:
+    def frame(symbol: str, x: str, energy: float) -> str:
+        return f"2\nProperties=species:S:1:pos:R:3 energy={energy}\n{symbol} 0 0 {x}\nH 0 0 1\n"
+
+    frames = [frame("H", "0", -1.0), frame("O", "0", -2.0), frame("H", "nan", -3.0)]
+    frames += [frame("H", "0", 1e300), frame("H", "0.5", -4.0)]
+    text = "".join(frames)
+    path = tmp_path / ("a.extxyz.gz" if packed else "a.extxyz")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    report = convert(
+        path,
+        tmp_path / "a.zarr",
+        on_error="quarantine",
+        nonfinite="quarantine",
+        baseline={"H": -13.6},
+        dtype={"energy": "float32"},
+        progress=False,
+    )
+    reasons = ["no energy of O", "NaN", "too large for float32"]
+    assert [r.frame for r in report.rejects] == [1, 2, 3]
+    for reject, reason in zip(report.rejects, reasons, strict=True):
+        assert reason in reject.reason
+        assert reject.line == 1 + 4 * reject.frame
+        assert reject.offset == len("".join(frames[: reject.frame]))
+    with pytest.raises(SourceError, match=r"frame 1 \(line 5, byte "):
+        convert(path, tmp_path / "b.zarr", baseline={"H": -13.6}, progress=False)

@@ -110,13 +110,26 @@ class ExtxyzSource:
         """Parse the frames of a partition, all files of it together."""
         if self.schema is None:
             raise SourceError(self.paths[0], "read before scan", mend="call scan() first")
-        parts = []
-        for segment in partition.segments:
-            with open(self.files[segment.file], "rb") as file:
-                file.seek(segment.start)
-                data = file.read(segment.stop - segment.start)
-            parts.append(FramesOfText(data, segment, self.paths[segment.file], self.names))
+        parts = [self._frames(segment) for segment in partition.segments]
         return assemble(parts, self.schema, self.names)
+
+    def places(self, partition: Partition, samples: Sequence[int]) -> list[tuple[int, int]]:
+        """Byte and line at which samples of a partition begin in their (unpacked) files."""
+        out: dict[int, tuple[int, int]] = {}
+        wanted, first = sorted(samples), 0
+        for segment in partition.segments:
+            here = [s for s in wanted if first <= s < first + segment.frames]
+            if here:
+                part = self._frames(segment)
+                out.update({s: part.place(s - first) for s in here})
+            first += segment.frames
+        return [out[sample] for sample in samples]
+
+    def _frames(self, segment: Segment) -> FramesOfText:
+        with open(self.files[segment.file], "rb") as file:
+            file.seek(segment.start)
+            data = file.read(segment.stop - segment.start)
+        return FramesOfText(data, segment, self.paths[segment.file], self.names)
 
 
 @dataclass(frozen=True, slots=True)
