@@ -23,6 +23,7 @@ _HOME = {
     "MaintainReport": "report",
     "NameMap": "names",
     "Partition": "source",
+    "RecordSource": "record_source",
     "Scan": "source",
     "Schema": "schema",
     "Segment": "source",

@@ -61,7 +61,7 @@ def put_results(record: Record, results: Mapping[str, Any], names: NameMap) -> N
         if name in _PER_ATOM and np.shape(value)[:1] == (record.atoms,):
             record.put(name, "atom", value, names)
         else:
-            record.put(name, "system", value, names)
+            put_any(record, name, value, names)
 
 
 def put_any(record: Record, name: str, value: Any, names: NameMap) -> None:
@@ -69,7 +69,10 @@ def put_any(record: Record, name: str, value: Any, names: NameMap) -> None:
     target = names.target(name, "atom").name
     known = FIELDS.get(target)
     shape = _shape(value)
-    if known is not None and known.level == "atom" and shape[:1] == (record.atoms,):
+    # Rows of three numbers are one an atom, be they too few (which is a fault) or not.
+    if (known is not None and known.level == "atom") and (
+        shape[:1] == (record.atoms,) or (known.tail and shape[1:] == known.tail)
+    ):
         record.put(name, "atom", value, names)
         return
     if names.target(name, "system").name in ("stress", "virial") and shape == (6,):

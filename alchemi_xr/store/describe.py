@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
+from alchemi_xr.store import fs
 from alchemi_xr.store._compat import chunk_rows_of, object_rows_of, stored_bytes
 from alchemi_xr.store.reader import Snapshot, open_store
 from alchemi_xr.store.schema import FieldInfo
@@ -87,14 +87,7 @@ def _stored(snapshot: Snapshot, path: str) -> int | None:
     folder = snapshot.folder
     if folder is None:
         return stored_bytes(snapshot.place.store, snapshot.place.key(path))
-    total = 0
-    for root, _, names in os.walk(folder / path):
-        for name in names:
-            status = os.stat(os.path.join(root, name))
-            # The end of a raw chunk may be a hole in its file.
-            blocks = getattr(status, "st_blocks", None)
-            total += status.st_size if blocks is None else min(status.st_size, blocks * 512)
-    return total
+    return fs.tree_bytes(folder / path)
 
 
 def _ratio(raw: int, stored: int | None) -> float | None:

@@ -367,12 +367,19 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def tree_bytes(path: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Bytes that all files below a folder take."""
     return sum(
-        os.path.getsize(os.path.join(root, name))
+        _stored_bytes(os.path.join(root, name))
         for root, _, names in os.walk(path)
         for name in names
     )
+
+
+def _stored_bytes(path: str) -> int:
+    """Bytes that a file takes: the end of a raw chunk may be a hole in it."""
+    status = os.stat(path)
+    blocks = getattr(status, "st_blocks", None)
+    return status.st_size if blocks is None else min(status.st_size, blocks * 512)
 
 
 def looks_like_store(path: Path) -> bool:
