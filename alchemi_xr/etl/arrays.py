@@ -111,7 +111,7 @@ class ArraySource:
         paths: Sequence[str],
         *,
         names: NameMap | None = None,
-        frames: int = 4096,
+        frames: int = 65_536,
         levels: Mapping[str, Level] | None = None,
     ) -> None:
         self.paths = [os.fspath(p) for p in paths]

@@ -214,7 +214,7 @@ class Request:
                     scan.partitions, scan.num_atoms, scan.num_edges, width
                 )
             ]
-        return make_plan(extents, layouts, shard_rows(layouts, config))
+        return make_plan(extents, layouts, shard_rows(layouts, config, extents))
 
     def notes(self) -> list[str]:
         """The scan's, and the units that were assumed."""

@@ -265,13 +265,13 @@ class Job:
         readable for those who hold it.
         """
         if not os.path.lexists(self.destination):
-            fs.publish(self.store, self.destination)
+            # Its commit has forced all of it.
+            fs.publish(self.store, self.destination, forced=True)
             return
         with Lease(locate(self.destination)):
             if not (keep and overwrite and fs.looks_like_store(self.destination)):
-                fs.publish(self.store, self.destination, overwrite=overwrite)
+                fs.publish(self.store, self.destination, overwrite=overwrite, forced=True)
                 return
-            fs.fsync_tree(self.store)
             fs.swap(self.store, self.destination, fs.previous_path(self.destination))
 
     def built_bytes(self) -> int:

@@ -38,6 +38,8 @@ __all__ = [
     "shard_rows",
 ]
 
+_TASK_BYTES = 32 * 2**20
+
 TEXT_BYTES = 64
 """Bytes a text value is counted as in estimates."""
 
@@ -210,7 +212,7 @@ class Plan:
         widths = self._widths()
         for (level, names), tasks in kinds.items():
             shown = [name for name in names if name in self.names(level)]
-            rows = _rows_of(names[0], level, self.shard_rows)
+            rows = max(_rows_of(name, level, self.shard_rows) for name in names)
             lines.append(
                 f"  {level:<7}{tasks:>6,} shards of {rows:,} rows, "
                 f"{sum(widths[n] for n in names)} bytes a row: {', '.join(shown or names)}"
@@ -235,7 +237,8 @@ def make_plan(
     layouts : sequence of FieldLayout
     shard_rows : mapping of str to int
         Rows of a storage object by level; an entry by name goes before that.
-        Fields that are cut alike are written by one task.
+        Fields that are cut alike are written by one task, and with them those of
+        which several objects fill the same rows.
 
     Raises
     ------
@@ -253,7 +256,7 @@ def make_plan(
         for name in names:
             alike.setdefault(_rows_of(name, level, shard_rows), []).append(name)
         ptr = counts_to_ptr(np.array([e.rows(level) for e in extents], dtype=np.int64))
-        for rows, group in alike.items():
+        for rows, group in _together(alike, layouts):
             if rows < 1:
                 raise PlanError("plan", f"a {level} shard has no rows", found=rows)
             shards.extend(_shards_of_level(level, tuple(group), ptr, rows, len(shards)))
@@ -265,6 +268,24 @@ def make_plan(
         tuple(counts_to_ptr(np.array([e.samples for e in extents], dtype=np.int64)).tolist()),
         tuple(counts_to_ptr(np.array([e.atoms for e in extents], dtype=np.int64)).tolist()),
     )
+
+
+def _together(
+    alike: Mapping[int, Sequence[str]], layouts: Sequence[FieldLayout]
+) -> list[tuple[int, list[str]]]:
+    """Fields that one task writes, and its rows: fewer tasks, of a bounded size."""
+    widths = {layout.name: _row_bytes(layout) for layout in layouts}
+    out: list[tuple[int, list[str]]] = []
+    for rows in sorted(alike, reverse=True):
+        names = list(alike[rows])
+        for most, group in out:
+            width = sum(widths.get(name, 1) for name in (*group, *names))
+            if rows > 0 and most % rows == 0 and most * width <= _TASK_BYTES:
+                group += names
+                break
+        else:
+            out.append((rows, names))
+    return out
 
 
 def extent_bytes() -> int:
@@ -307,7 +328,7 @@ def plan_samples(
         Extent(b - a, int(atoms[b] - atoms[a]), int(edges[b] - edges[a]), (a, b))
         for a, b in (cut_by_bytes(sizes, extent_bytes()) if ranges is None else ranges)
     ]
-    return make_plan(extents, layouts, shard_rows(layouts, config))
+    return make_plan(extents, layouts, shard_rows(layouts, config, extents))
 
 
 def _shards_of_level(
@@ -331,19 +352,37 @@ def presence(name: str) -> str:
     return f"present/{name}"
 
 
-def shard_rows(layouts: Sequence[FieldLayout], config: ZarrWriteConfig) -> dict[str, int]:
+def shard_rows(
+    layouts: Sequence[FieldLayout], config: ZarrWriteConfig, extents: Sequence[Extent]
+) -> dict[str, int]:
     """Rows of a storage object by name and by level, as the writer will cut them."""
+    totals = {level: sum(extent.rows(level) for extent in extents) for level in LEVELS}
     names: dict[str, int] = {}
     levels: dict[str, list[int]] = {level: [1] for level in LEVELS}
     for layout in layouts:
         info = layout.to_info()
         arguments = encoding(
-            config, info.group, info.name, info.level, info.dtype, info.tail, is_text=info.is_text
+            config,
+            info.group,
+            info.name,
+            info.level,
+            info.dtype,
+            info.tail,
+            is_text=info.is_text,
+            total=totals[info.level],
         )
         names[layout.name] = _object_rows(arguments)
         levels[layout.level].append(names[layout.name])
         if layout.holes:
-            mask = encoding(config, "meta", f"present/{info.name}", "system", np.dtype(bool), ())
+            mask = encoding(
+                config,
+                "meta",
+                f"present/{info.name}",
+                "system",
+                np.dtype(bool),
+                (),
+                total=totals["system"],
+            )
             names[presence(layout.name)] = _object_rows(mask)
             levels["system"].append(_object_rows(mask))
     return names | {level: math.lcm(*found) for level, found in levels.items()}

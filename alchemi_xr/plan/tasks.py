@@ -217,7 +217,8 @@ def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, 
         else:
             writer.write_rows(name, task.start, values, flush=False)
     # Before the journal: after a loss of power it must not speak of bytes that are gone.
-    writer.flush()
+    if not writer.defers:
+        writer.flush()
     trim()
     return task.number
 

@@ -124,6 +124,8 @@ class BulkWriter:
         self._private = private
         self.schema = schema
         self.config = config
+        # Who drives it calls flush, not each task; a copy for another process does not.
+        self.defers = False
         self._session: Session | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -32,6 +32,10 @@ DEFAULT_CHUNK_ROWS: dict[Level, int] = {"atom": 65_536, "system": 65_536, "edge"
 """Rows of a chunk, whatever the length of the first write."""
 
 _MAX_CHUNK_BYTES = 16 * 2**20
+_MAX_RAW_BYTES = 8 * 2**20
+_MAX_ROWS = 2**20
+# An array is cut in so many chunks at least, for the tasks that write it.
+_CHUNKS = 8
 DEFAULT_PROFILE = "mixed"
 
 PROFILES: dict[str, str] = {
@@ -376,6 +380,10 @@ def _profile_codecs(
     return codecs
 
 
+def _is_raw(arguments: Mapping[str, Any]) -> bool:
+    return not any(arguments.get(k) for k in ("compressors", "filters", "serializer"))
+
+
 def encoding(
     config: ZarrWriteConfig,
     group: str,
@@ -385,8 +393,15 @@ def encoding(
     tail: tuple[int, ...],
     *,
     is_text: bool = False,
+    total: int = 0,
 ) -> dict[str, Any]:
     """Arguments for zarr's ``create_array``: chunks, shards and codecs of one array.
+
+    Parameters
+    ----------
+    total : int
+        Rows that the array will have, as far as is known when it is made: raw chunks
+        of a large one are longer, so that it is not thousands of small files.
 
     Raises
     ------
@@ -419,6 +434,13 @@ def encoding(
             rows //= 2
         if shard is not None and shard < rows:
             rows = shard
+        elif shard is None and chunk_budget is None and (group == "meta" or _is_raw(arguments)):
+            # What is raw is mapped or patched in place: nothing reads or writes a whole
+            # chunk for a few rows; and masks are next to nothing once compressed.
+            # Doubling keeps it a multiple of the default.
+            most = min(total // _CHUNKS, _MAX_ROWS, _MAX_RAW_BYTES // max(1, row_bytes))
+            while 2 * rows <= most:
+                rows *= 2
     # An axis of length 0 still needs a chunk length.
     whole = tuple(max(1, n) for n in tail)
     arguments["chunks"] = (rows, *whole)

@@ -153,7 +153,14 @@ def field_spec(info: FieldInfo, rows: int, config: ZarrWriteConfig) -> dict[str,
         "attributes": attributes,
         "dimension_names": dims(info),
         **encoding(
-            config, info.group, info.name, info.level, info.dtype, info.tail, is_text=info.is_text
+            config,
+            info.group,
+            info.name,
+            info.level,
+            info.dtype,
+            info.tail,
+            is_text=info.is_text,
+            total=rows,
         ),
     }
 
@@ -165,7 +172,7 @@ def present_spec(info: FieldInfo, rows: int, config: ZarrWriteConfig) -> dict[st
         "shape": (rows,),
         "dtype": _BOOL,
         "dimension_names": ("sample",),
-        **encoding(config, "meta", f"present/{info.name}", "system", _BOOL, ()),
+        **encoding(config, "meta", f"present/{info.name}", "system", _BOOL, (), total=rows),
     }
 
 
@@ -177,5 +184,5 @@ def meta_spec(path: str, rows: int, config: ZarrWriteConfig) -> dict[str, Any]:
         "shape": (rows,),
         "dtype": dtype,
         "dimension_names": (dim,),
-        **encoding(config, "meta", path.rpartition("/")[2], level, dtype, ()),
+        **encoding(config, "meta", path.rpartition("/")[2], level, dtype, (), total=rows),
     }

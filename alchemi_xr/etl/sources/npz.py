@@ -52,7 +52,7 @@ class NpzSource(ArraySource):
         paths: Sequence[str],
         *,
         names: NameMap | None = None,
-        frames: int = 4096,
+        frames: int = 65_536,
         levels: Mapping[str, Level] | None = None,
         spool: str | None = None,
     ) -> None:
