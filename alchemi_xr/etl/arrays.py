@@ -32,9 +32,10 @@ from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 from alchemi_xr.units import conversion_factor
 
-__all__ = ["ALIASES", "ArraySource", "Arrays", "Opened", "Table"]
+__all__ = ["ALIASES", "ArraySource", "Arrays", "Opened", "Place", "Table"]
 
 Arrays = Mapping[str, Any]
+Place = tuple[int, str, tuple[int, ...]]
 """By name in the file: anything with ``shape``, ``dtype`` and slices along its first axis."""
 
 COUNT, MASK = "num_atoms", "mask"
@@ -70,7 +71,10 @@ class Opened(Protocol):
 
 @dataclass
 class Table:
-    """What a scan found of one table; ``bad`` frames are left out."""
+    """What a scan found of one table; ``bad`` frames are left out.
+
+    ``places`` are offset, dtype and shape of arrays that lie in the file as they are.
+    """
 
     key: str
     frames: int
@@ -80,6 +84,7 @@ class Table:
     units: dict[str, str] = field(default_factory=dict)
     with_cell: int = 0
     bad: list[tuple[int, str, str]] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
 
 
 class _Fault(Exception):
@@ -319,7 +324,9 @@ class ArraySource:
         return PartResult(_assemble(pieces, self.schema))
 
     def _piece(self, number: int, opened: Opened, table: Table, a: int, b: int) -> _Piece:
-        arrays = opened.arrays(table.key)
+        find = getattr(opened, "direct", None)
+        found = None if find is None else find(table)
+        arrays: Arrays = opened.arrays(table.key) if found is None else found
         counts = table.counts[a:b]
         keep = None if (counts == table.width).all() else _kept(arrays, self.meaning, a, b)
         if keep is not None and not np.array_equal(keep.sum(axis=1), counts):
@@ -370,6 +377,8 @@ def _scan_file(job: tuple[ArraySource, int]) -> tuple[list[Table], list[Reject]]
                 try:
                     table = survey(key, opened.arrays(key), source.meaning)
                     table.units = dict(opened.units(key))
+                    find = getattr(opened, "places", None)
+                    table.places = find(key) if find is not None else {}
                     tables.append(table)
                 except _Fault as fault:
                     rejects.append(Reject(shown, 0, where + fault.reason, field=fault.name))
@@ -458,6 +467,13 @@ def _count(
 ) -> None:
     """Atoms of every frame, in pieces; what cannot be is put among the bad."""
     elements = arrays[roles["atomic_numbers"]]
+    if len(elements.shape) == 1 and not {COUNT, MASK} & roles.keys():
+        # One molecule: one look serves all its frames.
+        whole = _numbers(elements, 0, 1, table.width)
+        if ((whole >= 1) & (whole <= 118)).all():
+            table.counts[:] = table.width
+            _count_cells(table, arrays, roles)
+            return
     step = max(1, _STEP_BYTES // max(8 * table.width, 1))
     for a in range(0, table.frames, step):
         b = min(a + step, table.frames)
@@ -481,6 +497,10 @@ def _count(
                 atom = int(np.flatnonzero(wrong[f])[0])
                 why = f"atom {atom} has the atomic number {numbers[f, atom]}, expected 1 to 118"
                 table.bad.append((a + f, "atomic_numbers", why))
+    _count_cells(table, arrays, roles)
+
+
+def _count_cells(table: Table, arrays: Arrays, roles: Mapping[str, str]) -> None:
     if "cell" in roles:
         cells = arrays[roles["cell"]]
         for a in range(0, table.frames, 65_536):

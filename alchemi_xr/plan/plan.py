@@ -165,7 +165,7 @@ class Plan:
         """
         biggest = max((self.extent_bytes(e) for e in self.extents), default=0)
         text = max((e.input_bytes for e in self.extents), default=0)
-        waiting = self.window(threads) * biggest + 2 * self.shard_bytes()
+        waiting = (self.window(threads) + 1) * biggest + 2 * self.shard_bytes()
         return threads * (6 * text + 4 * biggest) + waiting
 
     def check_memory(self, limit: int, threads: int, where: str) -> None:

@@ -203,19 +203,20 @@ def _runs(samples: IntArray, first: int) -> list[list[int]]:
 
 def cut(loaded: Loaded, rows: Cut) -> dict[str, Any]:
     """The rows that one shard takes from an extent."""
-    # Copies, not views: a view would keep the whole extent in memory until the
-    # last shard that it touches is written.
-    return {n: loaded[n][rows.start : rows.stop].copy() for n in rows.names}
+    # Views: one keeps its array until the last shard that it touches is written, which
+    # is at most one extent more than copies would take (and Plan.memory counts it).
+    return {n: loaded[n][rows.start : rows.stop] for n in rows.names}
 
 
 def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, Any]]) -> int:
     """Write one shard of every array of a level; gives its number back."""
     for name in task.names:
-        values = _joined(pieces, name)
+        parts = [piece[name] for piece in pieces]
         if name.startswith(presence("")):
-            writer.write_present(name.removeprefix(presence("")), task.start, values, flush=False)
+            mask = np.concatenate(parts)
+            writer.write_present(name.removeprefix(presence("")), task.start, mask, flush=False)
         else:
-            writer.write_rows(name, task.start, values, flush=False)
+            writer.write_parts(name, task.start, parts)
     # Before the journal: after a loss of power it must not speak of bytes that are gone.
     if not writer.defers:
         writer.flush()
@@ -245,12 +246,6 @@ def _malloc_trim() -> Any:
 def stats_of(loaded: Loaded) -> PartStats:
     """The part of an extent that outlives it."""
     return loaded.stats
-
-
-def _joined(pieces: Sequence[dict[str, Any]], name: str) -> NDArray:
-    if len(pieces) == 1:
-        return pieces[0][name]  # type: ignore[no-any-return]
-    return np.concatenate([piece[name] for piece in pieces])
 
 
 def _moved(reject: Reject, base: int) -> Reject:

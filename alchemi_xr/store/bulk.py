@@ -317,28 +317,35 @@ class BulkWriter:
         FieldError
             dtype kind or shape differ from what was laid out.
         """
+        self.write_parts(name, start, [np.asarray(values)])
+        if flush and not self._private:
+            self.flush()
+
+    def write_parts(self, name: str, start: int, parts: Sequence[NDArray]) -> None:
+        """As :meth:`write_rows` of rows that lie in several arrays, without a flush."""
         info = self.info(name)
-        values = np.asarray(values)
-        total = self.counts.rows(info.level)
-        self._check_aligned(info.name, info.path, start, len(values), total)
+        rows = sum(len(part) for part in parts)
+        self._check_aligned(info.name, info.path, start, rows, self.counts.rows(info.level))
+        for part in parts:
+            self._check_rows(info, part)
+        self.session.write_parts(info.path, start, parts)
+
+    def _check_rows(self, info: FieldInfo, values: NDArray) -> None:
         if info.is_text:
             if values.dtype.kind not in "UTO":
                 raise FieldError(
                     self.place.where,
-                    f"field {name!r} was laid out as text",
+                    f"field {info.name!r} was laid out as text",
                     found=str(values.dtype),
                     expected="text",
                 )
         elif values.shape[1:] != info.tail or not _same_kind(values.dtype, info.dtype):
             raise FieldError(
                 self.place.where,
-                f"field {name!r} was laid out otherwise",
+                f"field {info.name!r} was laid out otherwise",
                 found=f"{values.dtype} rows {list(values.shape[1:])}",
                 expected=f"{info.dtype} rows {list(info.tail)}",
             )
-        self.session.write(info.path, start, values)
-        if flush and not self._private:
-            self.flush()
 
     def write_present(self, name: str, start: int, mask: NDArray, *, flush: bool = True) -> None:
         """Write which samples, from ``start`` on, carry a field; ``flush`` as for rows.

@@ -8,6 +8,7 @@ Until that replacement nothing that was written exists for a reader.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from functools import partial
@@ -188,6 +189,19 @@ class Session:
             values = np.ascontiguousarray(values, dtype=by_zarr.dtype)
             values = values.reshape(len(values), *by_zarr.shape[1:])
         by_zarr[start : start + len(values)] = values
+
+    def write_parts(self, path: str, start: int, parts: Sequence[NDArray]) -> None:
+        """Write whole objects from ``start``, or up to the end; rows are given in parts.
+
+        What is raw goes to the files from where the parts are, without being joined first.
+        """
+        found = self._of(path)
+        if len(parts) > 1 and found is not None and found[0].codec.is_raw:
+            array, stage = found
+            if 0 not in array.tail:
+                array.put_parts(stage, start, parts)
+            return
+        self.write(path, start, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def extend(self, path: str, start: int, values: NDArray) -> None:
         """Write rows from ``start``, which become the array's last."""

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
@@ -416,13 +416,27 @@ class DirectArray:
     def _put(self, stage: Stage, number: int, chunk: NDArray) -> None:
         stage.put(self.path_of(number), [self.codec.encode(chunk)])
 
-    def _put_raw(self, stage: Stage, path: Path, values: NDArray) -> None:
-        data = _bytes_of(values)
-        if len(values) == self.unit or self._is_zero:
-            stage.put(path, [data], size=self.chunk_bytes)
-            return
-        rest = np.full((self.unit - len(values), *self.chunk[1:]), self.fill, self.dtype)
-        stage.put(path, [data, _bytes_of(rest)])
+    def put_parts(self, stage: Stage, start: int, parts: Sequence[NDArray]) -> None:
+        """Whole raw chunks (but for the array's last) from the first one's row on."""
+        number, rows, held = start // self.unit, 0, list[NDArray]()
+        for part in parts:
+            values = np.asarray(part, dtype=self.dtype).reshape(len(part), *self.tail)
+            while len(values):
+                taken = values[: self.unit - rows]
+                held.append(taken)
+                rows, values = rows + len(taken), values[len(taken) :]
+                if rows == self.unit:
+                    self._put_raw(stage, self.path_of(number), *held)
+                    number, rows, held = number + 1, 0, []
+        if held:
+            self._put_raw(stage, self.path_of(number), *held)
+
+    def _put_raw(self, stage: Stage, path: Path, *parts: NDArray) -> None:
+        data, rows = [_bytes_of(part) for part in parts], sum(len(part) for part in parts)
+        if rows < self.unit and not self._is_zero:
+            rest = np.full((self.unit - rows, *self.chunk[1:]), self.fill, self.dtype)
+            data.append(_bytes_of(rest))
+        stage.put(path, data, size=self.chunk_bytes)
 
     def _patch(self, stage: Stage, path: Path, first: int, values: NDArray) -> None:
         offset = first * (self.chunk_bytes // self.unit)

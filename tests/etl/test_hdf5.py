@@ -11,6 +11,7 @@ import pytest
 
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.conversion import convert
+from alchemi_xr.etl.sources.hdf5 import Hdf5Source
 from alchemi_xr.units import conversion_factor
 
 h5py = pytest.importorskip("h5py", reason="the extra 'hdf5' is not installed")
@@ -138,3 +139,60 @@ def test_a_group_that_does_not_fit_is_set_aside(tmp_path: Path, converted: Any) 
     report, _ = converted(tmp_path / "in.h5", on_error="quarantine")
     assert (report.samples, report.rejected) == (1, 1)
     assert report.rejects[0].reason.startswith("b: array 'atomic_numbers'")
+
+
+def molecules(file: Any, **options: Any) -> dict[str, list[Any]]:
+    """Groups of several molecules in a file; the arrays that are in it."""
+    rng = np.random.default_rng(5)
+    made: dict[str, list[Any]] = {"positions": [], "energy": [], "forces": []}
+    for i, atoms in enumerate((3, 5, 1, 8)):
+        group = file.create_group(f"m{i}")
+        given = {
+            "species": rng.integers(1, 9, atoms),
+            "coordinates": rng.normal(size=(6, atoms, 3)).astype(">f4" if i == 1 else "<f4"),
+            "energy": rng.normal(size=6),
+            "forces": rng.normal(size=(6, atoms, 3)),
+        }
+        for name, values in given.items():
+            group.create_dataset(name, data=values, **(options if values.ndim > 1 else {}))
+        group["smiles"] = "C" * atoms
+        for name, key in (("positions", "coordinates"), ("forces",) * 2, ("energy",) * 2):
+            made[name] += list(given[key].astype(float))
+    return made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"chunks": True}, {"compression": "gzip"}],
+    ids=["contiguous", "chunked", "compressed"],
+)
+def test_however_its_numbers_lie(converted: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = molecules(file, **options)
+    _, store = converted(tmp_path / "a.h5")
+    block = whole(store)
+    assert block.num_samples == 24
+    np.testing.assert_array_equal(block["positions"], np.concatenate(made["positions"]))
+    np.testing.assert_array_equal(block["forces"], np.concatenate(made["forces"]))
+    np.testing.assert_array_equal(block["energy"][:, 0], made["energy"])
+    assert block["smiles"].tolist()[::6] == ["CCC", "CCCCC", "C", "CCCCCCCC"]
+
+
+def test_offsets_are_those_of_the_file_that_was_scanned(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        molecules(file)
+    source = Hdf5Source([str(path)])
+    (partition,) = source.scan().partitions
+    # The same arrays elsewhere in the file: they are found by their names.
+    with h5py.File(path, "w") as file:
+        file["before"] = np.full(1000, np.nan)
+        made = molecules(file)
+    block = source.read(partition).block
+    np.testing.assert_array_equal(block["positions"], np.concatenate(made["positions"]))
+    source = Hdf5Source([str(path)])
+    (partition,) = source.scan().partitions
+    stat = path.stat()
+    path.write_bytes(path.read_bytes()[: stat.st_size // 2])
+    with pytest.raises(SourceError):
+        source.read(partition)

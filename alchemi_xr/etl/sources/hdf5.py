@@ -7,15 +7,20 @@ them, are tables of one frame.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from io import FileIO
 from typing import Any, ClassVar
 
 import numpy as np
 
 from alchemi_xr._optional import import_optional
+from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.arrays import ALIASES, Arrays, ArraySource, Opened, Table
+from alchemi_xr.etl.arrays import ALIASES, Arrays, ArraySource, Opened, Place, Table
+from alchemi_xr.etl.source import Mapper, Scan, plain_map
 
 __all__ = ["Hdf5Source"]
 
@@ -42,6 +47,18 @@ class Hdf5Source(ArraySource):
     name: ClassVar[str] = "hdf5"
     aliases: ClassVar[Mapping[str, str]] = {**ALIASES, **_SPICE, **_ANI1X, **_MACE}
     negated: ClassVar[frozenset[str]] = frozenset({"dft_total_gradient"})
+
+    def __init__(self, paths: Sequence[str], **options: Any) -> None:
+        super().__init__(paths, **options)
+        self.stamps: dict[int, tuple[int, int]] = {}
+
+    def scan(self, map_files: Mapper = plain_map) -> Scan:
+        """Look at every group once; where its numbers are is kept for the reading."""
+        for number, file in enumerate(self.files):
+            if os.path.exists(file):
+                stat = os.stat(file)
+                self.stamps[number] = stat.st_size, stat.st_mtime_ns
+        return super().scan(map_files)
 
     @classmethod
     def matches(cls, path: str) -> bool:
@@ -87,9 +104,9 @@ class Hdf5Source(ArraySource):
                 f"is no whole HDF5 file ({error})",
                 mend="restore the file; a copy that was cut off cannot be read",
             ) from error
-        with file:
+        with file, closing(_File(file, h5py, self, number)) as opened:
             try:
-                yield _File(file, h5py, self)
+                yield opened
             except (OSError, RuntimeError, KeyError) as error:
                 if isinstance(error, SourceError):
                     raise
@@ -97,46 +114,174 @@ class Hdf5Source(ArraySource):
 
 
 class _File:
-    def __init__(self, file: Any, h5py: Any, source: ArraySource) -> None:
-        self._file, self._h5py, self._source = file, h5py, source
+    def __init__(self, file: Any, h5py: Any, source: Hdf5Source, number: int) -> None:
+        self._file, self._h5py, self._source, self._number = file, h5py, source, number
+        # What is looked at last is asked for again: its keys, its arrays, its units.
+        self._last: tuple[str, dict[str, Any]] | None = None
+        self._bytes: FileIO | None = None
+
+    def _children(self, path: str) -> tuple[dict[str, Any], list[str]]:
+        """Datasets of a group, and the names of what else is in it; links are followed."""
+        # One call of the library each: h5py's own look-ups take three times as long.
+        h5py = self._h5py
+        group = h5py.h5g.open(self._file.id, (path or "/").encode())
+        datasets: dict[str, Any] = {}
+        others: list[str] = []
+        for raw in group:
+            name = raw.decode("utf-8", "surrogateescape")
+            try:
+                found = h5py.h5o.open(group, raw)
+            except (KeyError, OSError, RuntimeError):
+                found = None
+            if isinstance(found, h5py.h5d.DatasetID):
+                datasets[name] = _Stored(h5py.Dataset(found))
+            else:
+                others.append(name)
+        return datasets, others
+
+    def _datasets(self, key: str) -> dict[str, Any]:
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._children(key)[0]
+        return self._last[1]
 
     def keys(self) -> Iterator[str]:
         stack = ["/"]
         while stack:
             path = stack.pop()
-            node = self._file[path]
-            names = list(node)
-            here = [n for n in names if node.get(n, getclass=True) is self._h5py.Dataset]
+            here, groups = self._children(path)
             meant = {self._source.meaning(n) for n in here}
             if "positions" in meant or (path != "/" and here and "atomic_numbers" in meant):
+                self._last = path.strip("/"), here
                 yield path.strip("/")
                 continue
-            groups = [n for n in names if n not in here]
             stack += [f"{path.rstrip('/')}/{n}" for n in sorted(groups, key=_natural, reverse=True)]
             if not groups and path == "/":
                 yield ""
 
     def arrays(self, key: str) -> Arrays:
-        node = self._file[key] if key else self._file
-        out: dict[str, Any] = {
-            n: node[n] for n in node if node.get(n, getclass=True) is self._h5py.Dataset
-        }
-        place = next((n for n in out if self._source.meaning(n) == "positions"), None)
-        if place is not None and len(out[place].shape) == 2:
-            return _one_frame(node, out, self._h5py)
+        out = self._datasets(key)
+        if self._is_one_frame(out):
+            return _one_frame(self._file[key] if key else self._file, out, self._h5py)
         return out
 
+    def _is_one_frame(self, datasets: Mapping[str, Any]) -> bool:
+        place = next((n for n in datasets if self._source.meaning(n) == "positions"), None)
+        return place is not None and len(datasets[place].shape) == 2
+
     def units(self, key: str) -> Mapping[str, str]:
-        node = self._file[key] if key else self._file
         out: dict[str, str] = {}
-        for name in node:
-            if node.get(name, getclass=True) is not self._h5py.Dataset:
+        for name, dataset in self._datasets(key).items():
+            if not self._h5py.h5a.get_num_attrs(dataset.id):
                 continue
-            attrs = node[name].attrs
+            attrs = dataset.values.attrs
             unit = attrs.get("units", attrs.get("unit"))
             if unit is not None:
                 out[name] = unit.decode() if isinstance(unit, bytes) else str(unit)
         return out
+
+    def places(self, key: str) -> dict[str, Place]:
+        """Where in the file the numbers of a table are, for those that lie there as they are."""
+        datasets = self._datasets(key)
+        if self._is_one_frame(datasets) or self._file.userblock_size:
+            return {}
+        h5t = self._h5py.h5t
+        out: dict[str, Place] = {}
+        for name, dataset in datasets.items():
+            dtype, shape, handle = dataset.dtype, dataset.shape, dataset.id
+            offset = handle.get_offset()
+            size = dtype.itemsize * math.prod(shape)
+            if (
+                offset is not None
+                and dtype.kind in "iuf"
+                and dtype.isnative
+                and handle.get_storage_size() == size
+                and handle.get_type() == h5t.py_create(dtype)
+            ):
+                out[name] = offset, dtype.str, tuple(shape)
+        return out
+
+    def direct(self, table: Table) -> Arrays | None:
+        """The arrays of a table read past the library, where all its numbers allow that."""
+        places = table.places
+        if any(n not in places for n, (_, dtype) in table.shapes.items() if dtype != "str"):
+            return None
+        if self._bytes is None:
+            self._bytes = open(self._source.files[self._number], "rb", buffering=0)  # noqa: SIM115
+            stat = os.fstat(self._bytes.fileno())
+            if (stat.st_size, stat.st_mtime_ns) != self._source.stamps.get(self._number):
+                # What h5py reads is checked by its shape; offsets are not to be trusted.
+                self._source.stamps.pop(self._number, None)
+        if self._number not in self._source.stamps:
+            return None
+        return _Direct(self, table, self._bytes)
+
+    def close(self) -> None:
+        if self._bytes is not None:
+            self._bytes.close()
+
+
+class _Stored:
+    """A dataset of which h5py is asked only once what it is."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.values, self.id = dataset, dataset.id
+        self.shape: tuple[int, ...] = dataset.shape
+        self.dtype: np.dtype[Any] = dataset.dtype
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self.values[rows]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray:
+        return np.asarray(self.values[()], dtype)
+
+
+class _Direct(Mapping[str, Any]):
+    """The arrays of a table: numbers from where they lie in the file, all else from h5py."""
+
+    def __init__(self, file: _File, table: Table, data: FileIO) -> None:
+        self._file, self._table, self._data = file, table, data
+
+    def __getitem__(self, name: str) -> Any:
+        place = self._table.places.get(name)
+        if place is None:
+            return self._file.arrays(self._table.key)[name]
+        return _Rows(self._data, *place)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table.places or name in self._file.arrays(self._table.key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.arrays(self._table.key))
+
+    def __len__(self) -> int:
+        return len(self._file.arrays(self._table.key))
+
+
+class _Rows:
+    """An array of which rows are read when they are asked for.
+
+    Read, not mapped: a file that is cut off meanwhile must not end the process.
+    """
+
+    def __init__(self, file: FileIO, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
+        self._file, self._offset = file, offset
+        self.dtype, self.shape = np.dtype(dtype), shape
+
+    def __getitem__(self, rows: slice) -> NDArray:
+        start, stop, _ = rows.indices(self.shape[0])
+        out: NDArray = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
+        flat: Any = out.reshape(-1).view(np.uint8)
+        view = memoryview(flat)
+        at = self._offset + start * (self.dtype.itemsize * math.prod(self.shape[1:]))
+        while view.nbytes:
+            done = os.preadv(self._file.fileno(), [view], at)
+            if done == 0:
+                raise OSError("the file ends before its numbers")
+            view, at = view[done:], at + done
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray:
+        return np.asarray(self[:], dtype)
 
 
 def _one_frame(node: Any, arrays: dict[str, Any], h5py: Any) -> dict[str, Any]:
