@@ -205,7 +205,9 @@ def _batches(index: AtompackIndex, path: str, rows: int) -> Iterator[tuple[int, 
 
 def _cost(index: AtompackIndex, entries: NDArray) -> IntArray:
     """Bytes of each molecule, as a record or in flat arrays."""
-    flat = index.sample_bytes + index.atom_bytes * entries["atoms"].astype(np.int64)
+    # Positions, of single or double precision, and the element, beside what the schema has.
+    atoms = entries["atoms"].astype(np.int64)
+    flat = index.sample_bytes + (index.atom_bytes + 25) * atoms
     return np.where(index.possible(entries), np.maximum(entries["size"], flat), 0).astype(np.int64)
 
 
