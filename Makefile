@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard alchemi_xr/native/*.c)
 	  { echo "alchemi_xr needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,codecs,etl,hdf5,table,mdanalysis,cloud,icechunk,test,lint,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,codecs,etl,hdf5,table,mdanalysis,atompack,cloud,icechunk,test,lint,docs]'
 	@touch $@
 
 demo: $(STAMP)

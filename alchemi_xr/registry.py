@@ -75,6 +75,7 @@ sources = Registry(
         "hdf5": "alchemi_xr.etl.sources.hdf5:Hdf5Source",
         "deepmd": "alchemi_xr.etl.sources.deepmd:DeepmdSource",
         "packed": "alchemi_xr.etl.sources.packed:PackedSource",
+        "atompack": "alchemi_xr.etl.sources.atompack:AtompackSource",
         "store": "alchemi_xr.etl.sources.store:StoreSource",
         "table": "alchemi_xr.etl.sources.table:TableSource",
         "trajectory": "alchemi_xr.etl.sources.trajectory:TrajectorySource",

@@ -80,7 +80,9 @@ def _energy_per_atom(block: Block) -> _Column:
 
 
 def _volume(block: Block) -> _Column:
-    values = np.abs(np.linalg.det(block["cell"].astype(np.float64).reshape(-1, 3, 3)))
+    # The rows of samples without a cell are NaN.
+    with np.errstate(invalid="ignore"):
+        values = np.abs(np.linalg.det(block["cell"].astype(np.float64).reshape(-1, 3, 3)))
     return _Column(values, block.has("cell") & (values > 0))
 
 

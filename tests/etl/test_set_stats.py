@@ -97,6 +97,13 @@ def test_broken_records_are_counted(tmp_path: Path, made: list[Atoms]) -> None:
     assert stats(tmp_path / "cut.extxyz", progress=False).rejected == 1
 
 
+def test_a_sample_without_a_cell_has_no_volume(tmp_path: Path) -> None:
+    frames = [Atoms("H"), Atoms("Cu", cell=np.eye(3) * 2, pbc=True)]
+    write(tmp_path / "in.xyz", frames)
+    volume = stats(tmp_path / "in.xyz", progress=False).derived["volume"]
+    assert (volume.count, volume.mean) == (1, pytest.approx(8.0))
+
+
 def test_what_cannot_be(tmp_path: Path, made: list[Atoms]) -> None:
     with pytest.raises(UnknownFieldError):
         stats(tmp_path / "in.zarr", where="nothing < 1", progress=False)
