@@ -38,7 +38,11 @@ def validate_batch(batch: Batch, indices: Sequence[int], *, where: str) -> Batch
     """
     for name in ("positions", "atomic_numbers"):
         if name not in batch:
-            raise FieldError(where, f"the samples have no field {name!r}")
+            raise FieldError(
+                where,
+                f"the samples have no field {name!r}",
+                mend="read it too, or skip_validation=True for batches without structures",
+            )
         present = batch.present.get(name)
         if present is not None and not bool(present.all()):
             system = int((~present).nonzero()[0, 0])
