@@ -4,7 +4,7 @@ Data: 16 to 48 atoms a sample; atomic numbers, positions and forces float64, ene
 a tenth of the samples deleted. Two threads; a fresh process a row; the peer of each row
 is the same work at 25,000, scaled. The peak is in the note: it grows until the store is
 larger than what is in flight, and from there on by the pointers and the order alone
-(about 75 to 100 bytes a sample). Predicted before the profile: pieces held by the graph;
+(about 45 to 60 bytes a sample at 1 to 4 million). Predicted before the profile: pieces held by the graph;
 found: whole copies of the pointers in every task, and what glibc keeps in the arenas of
 threads that free what others made.
 """

@@ -86,7 +86,8 @@ def digest(*arrays: NDArray) -> str:
     """Hex digest of index arrays."""
     state = hashlib.blake2s()
     for array in arrays:
-        state.update(np.ascontiguousarray(array, dtype=np.int64).data)
+        dtype = np.uint8 if array.dtype == bool else np.int64
+        state.update(np.ascontiguousarray(array, dtype=dtype).data)
     return state.hexdigest()
 
 

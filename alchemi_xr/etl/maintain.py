@@ -17,7 +17,7 @@ from alchemi_xr._typing import BoolArray, IntArray, NDArray
 from alchemi_xr._version import __version__
 from alchemi_xr.errors import ConfigError, FieldError, UnknownFieldError, nearest
 from alchemi_xr.etl.choosing import check_condition, kept_by
-from alchemi_xr.etl.gather import count
+from alchemi_xr.etl.gather import Counted, count
 from alchemi_xr.etl.predicate import Predicate
 from alchemi_xr.etl.rebuild import How, build_new, recipe_of, rewritten
 from alchemi_xr.etl.report import MaintainReport
@@ -239,11 +239,10 @@ def merge(
         check_condition(condition, sources)
     stores, dropped, undecided = [], 0, 0
     for source in sources:
-        with open_store(source) as snapshot:
-            kept, unknown = kept_by(condition, snapshot)
-            stores.append(count(snapshot, kept))
-            dropped += snapshot.num_samples - len(kept)
-            undecided += unknown
+        counted, out, unknown = _counted(source, condition)
+        stores.append(counted)
+        dropped += out
+        undecided += unknown
     if condition is not None and not any(len(store.order) for store in stores):
         raise ConfigError(
             "where",
@@ -271,6 +270,14 @@ def merge(
     report.removed, report.undecided = dropped, undecided
     report.seconds = time.perf_counter() - begun
     return report
+
+
+def _counted(source: Any, condition: Predicate | None) -> tuple[Counted, int, int]:
+    """The samples of a store to be merged, and how many are not and are undecided."""
+    # By itself, so that nothing holds on to the pointers of all stores.
+    with open_store(source) as snapshot:
+        kept, undecided = kept_by(condition, snapshot)
+        return count(snapshot, kept), snapshot.num_samples - len(kept), undecided
 
 
 # -- keys ----------------------------------------------------------------------
@@ -335,11 +342,18 @@ def stable_order(values: NDArray, there: BoolArray | None, *, ascending: bool) -
     have = np.ones(len(values), dtype=bool) if there is None else there.copy()
     if values.dtype.kind in "fc":
         have &= ~np.isnan(values)
+    if have.all():
+        # Without copies of the keys: this is where a sort takes most memory.
+        return _argsort(values, ascending=ascending)
     held = np.flatnonzero(have)
-    keys = values[held]
+    order = held[_argsort(values[held], ascending=ascending)]
+    return np.concatenate([order, np.flatnonzero(~have)])
+
+
+def _argsort(keys: NDArray, *, ascending: bool) -> IntArray:
     if ascending:
-        order = np.argsort(keys, kind="stable")
-    else:
-        # Reversed twice: equal keys keep their order.
-        order = (len(keys) - 1 - np.argsort(keys[::-1], kind="stable"))[::-1]
-    return np.concatenate([held[order], np.flatnonzero(~have)]).astype(np.int64)
+        return np.argsort(keys, kind="stable")
+    # Reversed twice: equal keys keep their order.
+    order = np.argsort(keys[::-1], kind="stable")[::-1]
+    np.subtract(len(keys) - 1, order, out=order)
+    return order

@@ -323,12 +323,16 @@ def plan_samples(
     sizes *= width["atom"]
     sizes += num_edges * np.int64(width["edge"])
     sizes += width["system"]
-    atoms, edges = counts_to_ptr(num_atoms), counts_to_ptr(num_edges)
+    parts = cut_by_bytes(sizes, extent_bytes()) if ranges is None else ranges
+    del sizes
     extents = [
-        Extent(b - a, int(atoms[b] - atoms[a]), int(edges[b] - edges[a]), (a, b))
-        for a, b in (cut_by_bytes(sizes, extent_bytes()) if ranges is None else ranges)
+        Extent(b - a, _total(num_atoms[a:b]), _total(num_edges[a:b]), (a, b)) for a, b in parts
     ]
     return make_plan(extents, layouts, shard_rows(layouts, config, extents))
+
+
+def _total(counts: IntArray) -> int:
+    return int(counts.sum(dtype=np.int64))
 
 
 def _shards_of_level(

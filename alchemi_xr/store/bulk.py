@@ -189,15 +189,15 @@ class BulkWriter:
                 raise FieldError(place.where, f"field {info.name!r} is laid out twice")
             infos[info.name] = info
         _check_known(chosen, infos, place.where)
-        atoms_ptr = counts_to_ptr(_counts(num_atoms, "num_atoms", place.where))
-        edges_ptr = counts_to_ptr(_counts(num_edges, "num_edges", place.where))
-        if len(atoms_ptr) != len(edges_ptr):
+        atoms = _counts(num_atoms, "num_atoms", place.where)
+        edges = _counts(num_edges, "num_edges", place.where)
+        if len(atoms) != len(edges):
             raise PlanError(
                 place.where,
                 "num_atoms and num_edges have different lengths",
-                found=f"{len(atoms_ptr) - 1} and {len(edges_ptr) - 1}",
+                found=f"{len(atoms)} and {len(edges)}",
             )
-        counts = Counts(len(atoms_ptr) - 1, int(atoms_ptr[-1]), int(edges_ptr[-1]))
+        counts = Counts(len(atoms), *(int(n.sum(dtype=np.int64)) for n in (atoms, edges)))
         schema = StoreSchema(
             fields={name: infos[name] for name in field_order(infos)},
             generation=generation - 1,
@@ -208,10 +208,10 @@ class BulkWriter:
         # Deletions of an older generation are not visible here.
         schema = replace(schema, masks_since=generation)
         writer = cls(place, schema, chosen, private=private)
-        writer._make(atoms_ptr, edges_ptr)
+        writer._make(atoms, edges)
         return writer
 
-    def _make(self, atoms_ptr: Ptr, edges_ptr: Ptr) -> None:
+    def _make(self, num_atoms: NDArray, num_edges: NDArray) -> None:
         if self.place.path is not None:
             self.place.path.mkdir(parents=True)
         session = self.session
@@ -220,10 +220,9 @@ class BulkWriter:
         for group in ("meta", "core", "custom"):
             session.write_group(group)
         counts = self.schema.counts
-        session.new_meta(layout.ATOMS_PTR, counts.samples + 1, self.config)
-        session.new_meta(layout.EDGES_PTR, counts.samples + 1, self.config)
-        session.write(layout.ATOMS_PTR, 0, atoms_ptr)
-        session.write(layout.EDGES_PTR, 0, edges_ptr)
+        for path, rows in ((layout.ATOMS_PTR, num_atoms), (layout.EDGES_PTR, num_edges)):
+            session.new_meta(path, counts.samples + 1, self.config)
+            session.write(path, 0, counts_to_ptr(rows))
         session.new_meta(layout.SAMPLES_MASK, counts.samples, self.config)
         session.new_meta(layout.ATOMS_MASK, counts.atoms, self.config)
         session.new_meta(layout.EDGES_MASK, counts.edges, self.config)
@@ -410,11 +409,13 @@ class BulkWriter:
                     expected=[counts.samples],
                 )
         self._check_written()
-        for path, ptr_path in (
-            (layout.ATOMS_MASK, layout.ATOMS_PTR),
-            (layout.EDGES_MASK, layout.EDGES_PTR),
+        for path, ptr_path, rows in (
+            (layout.ATOMS_MASK, layout.ATOMS_PTR, counts.atoms),
+            (layout.EDGES_MASK, layout.EDGES_PTR, counts.edges),
         ):
-            self._write_row_mask(path, mask, np.asarray(session.array(ptr_path)[:]))
+            # Where all is kept, no pointer is needed to say so.
+            ptr = None if mask.all() else np.asarray(session.array(ptr_path)[:])
+            self._write_row_mask(path, mask, ptr, rows)
         session.write(layout.SAMPLES_MASK, 0, mask)
         schema = self._without_false_holes()
         session.flush()
@@ -429,12 +430,15 @@ class BulkWriter:
             session.write_root(schema.to_attributes())
         self.schema = schema
 
-    def _write_row_mask(self, path: str, mask: BoolArray, ptr: Ptr) -> None:
-        total, unit = int(ptr[-1]), self.session.unit(path)
+    def _write_row_mask(self, path: str, mask: BoolArray, ptr: Ptr | None, total: int) -> None:
+        unit = self.session.unit(path)
         step = max(unit, _MASK_ROWS // unit * unit)
         for start in range(0, total, step):
             stop = min(start + step, total)
-            self.session.write(path, start, row_mask(mask, ptr, start, stop))
+            rows: BoolArray = np.ones(stop - start, dtype=bool)
+            if ptr is not None:
+                rows = row_mask(mask, ptr, start, stop)
+            self.session.write(path, start, rows)
 
     def _check_written(self) -> None:
         wanted = [(i.path, self.counts.rows(i.level)) for i in self.schema.fields.values()]
@@ -478,7 +482,7 @@ def _counts(values: Any, name: str, where: str) -> NDArray:
         raise PlanError(
             where, f"{name} has to be whole numbers [N], none negative", found=str(counts.dtype)
         )
-    return counts.astype(np.int64)
+    return counts
 
 
 def _same_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

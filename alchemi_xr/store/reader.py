@@ -181,7 +181,7 @@ class Snapshot:
     def active(self) -> IntArray:
         """Physical positions of the samples that are not deleted, int64."""
         if self._active is None:
-            self._active = np.flatnonzero(self.samples_mask).astype(np.int64)
+            self._active = np.flatnonzero(self.samples_mask).astype(np.int64, copy=False)
         return self._active
 
     @property
