@@ -70,7 +70,9 @@ class Session:
         self.stage: Stage | None = None
         if place.path is not None:
             self.store = DurableStore(place.path, read_only=read_only)
-            self.stage = Stage(place.path, at_once=at_once, private=private)
+            # Of a bulk write nobody knows how many files wait, nor how many are open elsewhere.
+            most = {"most_open": 24} if shared else {}
+            self.stage = Stage(place.path, at_once=at_once, private=private, **most)
         else:
             self.store = place.current()
         self.root: bytes | None = None

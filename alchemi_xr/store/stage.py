@@ -105,12 +105,22 @@ class Stage:
     private : bool
         As ``at_once``, in a folder of which nobody else knows: files have their
         names from the start, and :meth:`force` forces what this stage wrote.
+    most_open : int
+        Files that wait for :meth:`land`; more are forced by who writes them.
     """
 
-    def __init__(self, root: Path, *, at_once: bool = False, private: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        at_once: bool = False,
+        private: bool = False,
+        most_open: int = _MOST_OPEN,
+    ) -> None:
         self.root = root
         self.at_once = at_once or private
         self.private = private
+        self.most_open = most_open
         self.phase = 0
         self._entries: dict[Path, _Entry] = {}
         self._folders: set[Path] = set()
@@ -275,7 +285,7 @@ class Stage:
     def _bound(self) -> None:
         with self._lock:
             opened = [e for e in self._entries.values() if e.file is not None]
-            excess = [(e, e.take()) for e in opened[: max(0, len(opened) - _MOST_OPEN)]]
+            excess = [(e, e.take()) for e in opened[: max(0, len(opened) - self.most_open)]]
         for entry, file in excess:
             entry.force(file)
 
