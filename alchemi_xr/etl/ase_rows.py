@@ -1,8 +1,8 @@
-"""Rows of ASE databases, in the order of their ids: JSON, SQLite and LMDB.
+"""Rows of ASE databases, in the order of their ids: JSON and LMDB.
 
-Each reader gives, for a range, the id, the row (or the exception that it
-raised) and where it lies; none of them loads a database as a whole, and none
-writes to it.
+Each reader (that of :mod:`~alchemi_xr.etl.ase_sqlite`, too) gives, for a range, the id,
+the row (or the exception that it raised) and where it lies; none of them loads a
+database as a whole, and none writes to it.
 """
 
 from __future__ import annotations
@@ -19,44 +19,21 @@ import numpy as np
 from alchemi_xr._optional import import_optional
 from alchemi_xr.errors import SourceError
 
-__all__ = ["json_rows", "lmdb_metadata", "lmdb_rows", "sqlite_rows"]
+__all__ = [
+    "Odd",
+    "PlainRow",
+    "Rows",
+    "json_rows",
+    "lmdb_metadata",
+    "lmdb_rows",
+    "loads",
+    "plain",
+]
 
 _STEP = 500
+_NO_CELL, _NOT_PERIODIC = np.zeros((3, 3)), np.zeros(3, dtype=bool)
 _ONE_AT_A_TIME = threading.Lock()
 Rows: TypeAlias = Iterator[tuple[int, Any, tuple[int, int]]]
-
-
-def sqlite_rows(path: str, start: int, stop: int | None, step: int) -> Rows:
-    import sqlite3
-    from urllib.parse import quote
-
-    from ase.db import connect
-
-    try:
-        raw = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
-        try:
-            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
-            last = 2**62 if stop is None else stop
-            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
-        finally:
-            raw.close()
-    except sqlite3.DatabaseError as error:
-        raise SourceError(path, f"is no ASE database ({error})") from error
-    database = connect(path, use_lock_file=False)
-    for at in range(0, len(ids), step):
-        part = ids[at : at + step]
-        rows: dict[int, Any] = {}
-        try:
-            rows = {r.id: r for r in database.select(f"id>={part[0]},id<={part[-1]}")}
-        except Exception:
-            # One row of the range cannot be decoded: find out which.
-            for identity in part:
-                try:
-                    rows[identity] = database.get(id=identity)
-                except Exception as error:
-                    rows[identity] = error
-        for identity in part:
-            yield identity, rows[identity], (identity, identity + 1)
 
 
 def json_rows(path: str, start: int, stop: int | None) -> Rows:
@@ -151,19 +128,22 @@ def lmdb_rows(path: str, start: int, stop: int | None) -> Rows:
             yield identity, row, (identity, identity + 1)
 
 
-class _Row:
+class PlainRow:
     """What ``ase.db.row.AtomsRow`` gives of a row, without making one."""
 
-    __slots__ = ("constraints", "data", "id", "key_value_pairs", "values")
+    __slots__ = ("atoms", "constraints", "data", "id", "key_value_pairs", "values")
 
     def __init__(self, values: dict[str, Any], identity: int) -> None:
         self.constraints: tuple[Any, ...] = ()
         self.id = identity
         self.data: dict[str, Any] = values.pop("data", None) or {}
         self.key_value_pairs: dict[str, Any] = values.pop("key_value_pairs", None) or {}
-        values.setdefault("cell", np.zeros((3, 3)))
-        values.setdefault("pbc", np.zeros(3, dtype=bool))
+        values.setdefault("cell", _NO_CELL)
+        values.setdefault("pbc", _NOT_PERIODIC)
         self.values = values
+        numbers = values.get("numbers")
+        # 0 where there is no such thing: then the row has a look of its own to get.
+        self.atoms = len(numbers) if type(numbers) is np.ndarray and numbers.ndim == 1 else 0
 
     def __contains__(self, name: object) -> bool:
         return name in self.values or name in self.key_value_pairs
@@ -177,18 +157,18 @@ class _Row:
         return self.values[name]
 
 
-class _Odd(Exception):
+class Odd(Exception):
     """A value that only ASE's own decoder knows."""
 
 
 def _row_of(text: bytes, identity: int) -> Any:
     """A row, fast where all of it is plain numbers, texts and arrays."""
     try:
-        values = _loads(text)
+        values = loads(text)
         if values.get("constraints") or not isinstance(values.get("data", {}), dict):
-            raise _Odd
-        return _Row({name: _plain(value) for name, value in values.items()}, identity)
-    except (ValueError, TypeError, AttributeError, _Odd):
+            raise Odd
+        return PlainRow({name: plain(value) for name, value in values.items()}, identity)
+    except (ValueError, TypeError, AttributeError, Odd):
         from ase.db.row import AtomsRow
         from ase.io.jsonio import decode
 
@@ -197,7 +177,7 @@ def _row_of(text: bytes, identity: int) -> Any:
         return AtomsRow(found)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as ``ase.io.jsonio.decode`` gives it."""
     if isinstance(value, dict):
         array = value.get("__ndarray__")
@@ -205,8 +185,8 @@ def _plain(value: Any) -> Any:
             shape, dtype, flat = array
             return np.array(flat, dtype=dtype).reshape(shape)
         if any(key.startswith("__") or _is_whole(key) for key in value):
-            raise _Odd
-        return {key: _plain(item) for key, item in value.items()}
+            raise Odd
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list) and {dict, list} & set(map(type, value)):
         for item in value:
             _without_dicts(item)
@@ -216,7 +196,7 @@ def _plain(value: Any) -> Any:
 def _without_dicts(value: Any) -> None:
     """Lists stay lists; what dicts in them are, ASE knows."""
     if isinstance(value, dict):
-        raise _Odd
+        raise Odd
     if isinstance(value, list):
         for item in value:
             _without_dicts(item)
@@ -239,7 +219,7 @@ def _decoder() -> Callable[[bytes], Any]:
     return loads
 
 
-_loads = _decoder()
+loads = _decoder()
 
 
 def lmdb_metadata(path: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def row_text(**more: Any) -> str:
     ],
 )
 def test_plain_rows_are_read_fast_and_the_same(more: dict[str, Any]) -> None:
-    assert isinstance(same(row_text(**more)), ase_rows._Row)
+    assert isinstance(same(row_text(**more)), ase_rows.PlainRow)
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_any_data(data: dict[str, Any]) -> None:
 
 
 def test_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ase_rows, "_loads", json.loads)
-    assert isinstance(same(row_text(data={"tag": "a"})), ase_rows._Row)
+    monkeypatch.setattr(ase_rows, "loads", json.loads)
+    assert isinstance(same(row_text(data={"tag": "a"})), ase_rows.PlainRow)
