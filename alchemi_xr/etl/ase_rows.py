@@ -8,18 +8,24 @@ database as a whole, and none writes to it.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
+from string import ascii_letters
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from alchemi_xr._optional import import_optional
+from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
+from alchemi_xr.native.text import ArrayReader
 
 __all__ = [
+    "LONG",
     "Odd",
     "PlainRow",
     "Rows",
@@ -28,10 +34,16 @@ __all__ = [
     "lmdb_rows",
     "loads",
     "plain",
+    "row_of",
 ]
 
 _STEP = 500
 _NO_CELL, _NOT_PERIODIC = np.zeros((3, 3)), np.zeros(3, dtype=bool)
+# A whole number that may have more than 64 bits, which orjson takes for a float.
+LONG = re.compile(rb"[\s\[:,-]\d{19}")
+_NESTED = frozenset((dict, list))
+_LETTERS = frozenset(ascii_letters)
+_TYPES = {n: np.dtype(n) for n in ("float64", "float32", "int64", "int32", "bool")}
 _ONE_AT_A_TIME = threading.Lock()
 Rows: TypeAlias = Iterator[tuple[int, Any, tuple[int, int]]]
 
@@ -117,12 +129,13 @@ def lmdb_rows(path: str, start: int, stop: int | None) -> Rows:
     # Keys are decimal texts, sorted as text: the ids must be sorted anew. (A
     # file may lack its count key "nextid"; the keys alone tell what is there.)
     ids = range(start, stop) if stop is not None else _read_lmdb(path, _ids)
+    arrays = ArrayReader()
     for at in range(0, len(ids), _STEP):
         for identity, packed in _read_lmdb(path, partial(_packed, ids=ids[at : at + _STEP])):
             if identity < start:
                 continue
             try:
-                row: Any = _row_of(zlib.decompress(packed), identity)
+                row: Any = row_of(zlib.decompress(packed), identity, arrays)
             except Exception as error:
                 row = error
             yield identity, row, (identity, identity + 1)
@@ -138,8 +151,10 @@ class PlainRow:
         self.id = identity
         self.data: dict[str, Any] = values.pop("data", None) or {}
         self.key_value_pairs: dict[str, Any] = values.pop("key_value_pairs", None) or {}
-        values.setdefault("cell", _NO_CELL)
-        values.setdefault("pbc", _NOT_PERIODIC)
+        if "cell" not in values:
+            values["cell"] = _NO_CELL
+        if "pbc" not in values:
+            values["pbc"] = _NOT_PERIODIC
         self.values = values
         numbers = values.get("numbers")
         # 0 where there is no such thing: then the row has a look of its own to get.
@@ -161,33 +176,59 @@ class Odd(Exception):
     """A value that only ASE's own decoder knows."""
 
 
-def _row_of(text: bytes, identity: int) -> Any:
+def row_of(text: bytes, identity: int, arrays: ArrayReader | None = None) -> Any:
     """A row, fast where all of it is plain numbers, texts and arrays."""
     try:
-        values = loads(text)
+        found = None if arrays is None else arrays(text)
+        if found is None:
+            values, cells = loads(text), None
+        else:
+            rest, cells, long = found
+            values = json.loads(bytes(rest)) if long else loads(rest)
         if values.get("constraints") or not isinstance(values.get("data", {}), dict):
             raise Odd
-        return PlainRow({name: plain(value) for name, value in values.items()}, identity)
-    except (ValueError, TypeError, AttributeError, Odd):
+        for name, value in values.items():
+            if type(value) in _NESTED:
+                values[name] = plain(value, cells)
+        return PlainRow(values, identity)
+    except (ValueError, TypeError, AttributeError, KeyError, Odd):
         from ase.db.row import AtomsRow
         from ase.io.jsonio import decode
 
-        found = decode(text.decode())
-        found["id"] = identity
-        return AtomsRow(found)
+        row = decode(text.decode())
+        row["id"] = identity
+        return AtomsRow(row)
 
 
-def plain(value: Any) -> Any:
-    """A value as ``ase.io.jsonio.decode`` gives it."""
-    if isinstance(value, dict):
+def plain(value: Any, cells: NDArray | None = None) -> Any:
+    """A value as ``ase.io.jsonio.decode`` gives it.
+
+    Parameters
+    ----------
+    value : object
+        As JSON has it.
+    cells : uint8 array, optional
+        Where the numbers of arrays lie, if not in the value
+        (:class:`~alchemi_xr.native.text.ArrayReader`).
+    """
+    kind = type(value)
+    if kind is dict:
         array = value.get("__ndarray__")
         if array is not None and len(value) == 1:
             shape, dtype, flat = array
-            return np.array(flat, dtype=dtype).reshape(shape)
-        if any(key.startswith("__") or _is_whole(key) for key in value):
-            raise Odd
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list) and {dict, list} & set(map(type, value)):
+            if cells is None:
+                return np.array(flat, dtype=dtype).reshape(shape)
+            count = prod(shape)
+            if count == 0:
+                return np.zeros(shape, dtype)
+            found = np.frombuffer(cells, _TYPES[dtype], count, flat)
+            return found if len(shape) == 1 else found.reshape(shape)
+        for key, item in value.items():
+            if key[:2] == "__" or _is_whole(key):
+                raise Odd
+            if type(item) in _NESTED:
+                value[key] = plain(item, cells)
+    elif kind is list and {dict, list} & set(map(type, value)):
         for item in value:
             _without_dicts(item)
     return value
@@ -203,6 +244,8 @@ def _without_dicts(value: Any) -> None:
 
 
 def _is_whole(key: str) -> bool:
+    if key[:1] in _LETTERS:
+        return False
     try:
         int(key)
     except ValueError:

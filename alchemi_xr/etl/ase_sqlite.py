@@ -19,7 +19,7 @@ import numpy as np
 
 from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.ase_rows import Odd, PlainRow, Rows, loads, plain
+from alchemi_xr.etl.ase_rows import LONG, Odd, PlainRow, Rows, loads, plain
 
 __all__ = ["sqlite_rows"]
 
@@ -166,11 +166,15 @@ def _check_parameters(text: str) -> None:
         found = decode(found)
 
 
-def _loads(text: Any) -> Any:
-    try:
-        return loads(text)
-    except ValueError:
-        return json.loads(text)  # knows NaN
+def _loads(text: str | bytes) -> Any:
+    """As ``json`` reads it, which knows NaN, and whole numbers of any length."""
+    packed = text.encode() if isinstance(text, str) else text
+    if not LONG.search(packed):
+        try:
+            return loads(packed)
+        except ValueError:
+            pass
+    return json.loads(text)
 
 
 def _pairs(text: str) -> dict[str, Any]:

@@ -126,11 +126,15 @@ static inline int64_t eight_digits(const char *p) {
 }
 
 /* [-+]? (digits [. digits*] | . digits) ([eEdD] [-+]? digits)? from p on; where it ends, or NULL.
- * What stands behind it is for the caller to look at. */
-static const char *read_real(const char *p, const char *end, double *out) {
+ * What stands behind it is for the caller to look at. `json`: only what JSON calls a number,
+ * and not -0, which is whole there and so has no sign. */
+static inline const char *read_number(const char *p, const char *end, double *out, int json) {
     int negative = 0;
-    if (p < end && (*p == '-' || *p == '+'))
+    if (p < end && (*p == '-' || (*p == '+' && !json)))
         negative = *p++ == '-';
+    const char *first = p;
+    if (json && (end - p < 2 || !is_digit(*p) || (*p == '0' && is_digit(p[1]))))
+        return NULL;
     uint64_t w = 0;
     int64_t scale = 0;
     /* Nineteen digits fit into w; `kept` counts those from the first that is not 0. */
@@ -146,8 +150,13 @@ static const char *read_real(const char *p, const char *end, double *out) {
         }
     }
     Py_ssize_t digits = p - begin;
+    if (json && negative && p - first == 1 && *first == '0' &&
+        (p == end || (*p != '.' && *p != 'e' && *p != 'E')))
+        return NULL;
     if (p < end && *p == '.') {
         begin = ++p;
+        if (json && (p == end || !is_digit(*p)))
+            return NULL;
         int64_t eight;
         while (kept <= 11 && end - p >= 8 && (eight = eight_digits(p)) >= 0) {
             if (w != 0)
@@ -171,7 +180,7 @@ static const char *read_real(const char *p, const char *end, double *out) {
     }
     if (digits == 0)
         return NULL;
-    if (p < end && (*p == 'e' || *p == 'E' || *p == 'd' || *p == 'D')) {
+    if (p < end && (*p == 'e' || *p == 'E' || (!json && (*p == 'd' || *p == 'D')))) {
         p++;
         int less = 0;
         if (p < end && (*p == '-' || *p == '+'))
@@ -196,6 +205,10 @@ static const char *read_real(const char *p, const char *end, double *out) {
     }
     *out = negative ? -value : value;
     return p;
+}
+
+static const char *read_real(const char *p, const char *end, double *out) {
+    return read_number(p, end, out, 0);
 }
 
 /* [-+]? digits, at most 18 of them. */
@@ -702,6 +715,251 @@ static PyObject *text_numbers(PyObject *self, PyObject *args) {
     return PyLong_FromSsize_t(i);
 }
 
+/* -- arrays in JSON ------------------------------------------------------------------ */
+
+static inline const char *skip_white(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r'))
+        p++;
+    return p;
+}
+
+/* Past a mark, with blanks before it; NULL where it does not stand there. */
+static inline const char *past(const char *p, const char *end, const char *mark, size_t size) {
+    if (p == NULL)
+        return NULL;
+    p = skip_white(p, end);
+    if ((size_t)(end - p) < size || memcmp(p, mark, size) != 0)
+        return NULL;
+    return p + size;
+}
+
+enum { REALS, SINGLES, WHOLES, HALVES, LOGICALS };
+static const struct {
+    const char *name;
+    int size;
+} types[] = {{"\"float64\"", 8}, {"\"float32\"", 4}, {"\"int64\"", 8}, {"\"int32\"", 4},
+             {"\"bool\"", 1}};
+
+/* `count` numbers from p on, parted by commas, up to and past the closing bracket. */
+static const char *read_list(const char *p, const char *end, int64_t count, int type, char *to) {
+    for (int64_t i = 0; i < count; i++) {
+        if (i > 0) {
+            if (p == end || *p != ',') {
+                p = skip_white(p, end);
+                if (p == end || *p != ',')
+                    return NULL;
+            }
+            p++;
+        }
+        if (p < end && *p == ' ')
+            p++;
+        if (p < end && (unsigned char)*p <= 32)
+            p = skip_white(p, end);
+        if (type == REALS) {
+            double value;
+            p = read_number(p, end, &value, 1);
+            if (p == NULL)
+                return NULL;
+            memcpy(to + 8 * i, &value, 8);
+        } else if (type == SINGLES) {
+            double value;
+            p = read_number(p, end, &value, 1);
+            if (p == NULL || value > 3.4e38 || value < -3.4e38)
+                return NULL;
+            float single = (float)value;
+            memcpy(to + 4 * i, &single, 4);
+        } else if (type == LOGICALS) {
+            if (end - p >= 4 && memcmp(p, "true", 4) == 0) {
+                to[i] = 1;
+                p += 4;
+            } else if (end - p >= 5 && memcmp(p, "false", 5) == 0) {
+                to[i] = 0;
+                p += 5;
+            } else {
+                return NULL;
+            }
+        } else {
+            const char *begin = p;
+            if (p < end && *p == '-')
+                p++;
+            const char *first = p;
+            while (p < end && is_digit(*p))
+                p++;
+            int64_t value = 0;
+            if (p == first || (*first == '0' && p - first > 1) || !read_whole(begin, p, &value))
+                return NULL;
+            if (type == WHOLES) {
+                memcpy(to + 8 * i, &value, 8);
+            } else {
+                if (value > INT32_MAX || value < INT32_MIN)
+                    return NULL;
+                int32_t half = (int32_t)value;
+                memcpy(to + 4 * i, &half, 4);
+            }
+        }
+    }
+    return past(p, end, "]", 1);
+}
+
+/* Decimal digits of a number that is not negative. */
+static char *write_whole(char *to, int64_t value) {
+    char digits[20];
+    int n = 0;
+    do {
+        digits[n++] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value > 0);
+    while (n > 0)
+        *to++ = digits[--n];
+    return to;
+}
+
+/* One array, from behind the key on; what is written of it: "[[shape], type, offset]}". */
+static const char *read_array(const char *p, const char *end, char *cells, int64_t room,
+                              int64_t *used, char **rest) {
+    p = past(p, end, ":", 1);
+    p = past(p, end, "[", 1);
+    p = past(p, end, "[", 1);
+    if (p == NULL)
+        return NULL;
+    int64_t count = 1;
+    char *out = *rest;
+    *out++ = '[';
+    *out++ = '[';
+    p = skip_white(p, end);
+    for (int axis = 0; p < end && *p != ']'; axis++) {
+        if (axis > 0) {
+            p = past(p, end, ",", 1);
+            if (p == NULL)
+                return NULL;
+            *out++ = ',';
+            p = skip_white(p, end);
+        }
+        const char *begin = p;
+        while (p < end && is_digit(*p))
+            p++;
+        int64_t length;
+        if (axis == 8 || p == begin || p - begin > 10 || (*begin == '0' && p - begin > 1) ||
+            !read_whole(begin, p, &length))
+            return NULL;
+        /* Each number takes a place in the text. */
+        if (length > end - p || (length > 0 && count > (end - p) / length))
+            return NULL;
+        count *= length;
+        out = write_whole(out, length);
+        p = skip_white(p, end);
+    }
+    p = past(p, end, "]", 1);
+    p = past(p, end, ",", 1);
+    if (p == NULL)
+        return NULL;
+    p = skip_white(p, end);
+    int type = -1;
+    for (int k = 0; k < 5; k++) {
+        size_t size = strlen(types[k].name);
+        if ((size_t)(end - p) >= size && memcmp(p, types[k].name, size) == 0) {
+            type = k;
+            p += size;
+            *out++ = ']';
+            *out++ = ',';
+            memcpy(out, types[k].name, size);
+            out += size;
+            *out++ = ',';
+            break;
+        }
+    }
+    if (type < 0)
+        return NULL;
+    p = past(p, end, ",", 1);
+    p = past(p, end, "[", 1);
+    int64_t at = (*used + 7) & ~INT64_C(7);
+    if (p == NULL || at > room || count * types[type].size > room - at)
+        return NULL;
+    p = read_list(p, end, count, type, cells + at);
+    p = past(p, end, "]", 1);
+    p = past(p, end, "}", 1);
+    if (p == NULL)
+        return NULL;
+    *used = at + count * types[type].size;
+    out = write_whole(out, at);
+    *out++ = ']';
+    *out++ = '}';
+    *rest = out;
+    return p;
+}
+
+/* arrays(text, cells, room, used, rest) -> (bytes of the rest, cells used, whether a number
+ * in it begins with more than 18 digits), or None where something needs a second look.
+ * In the rest an array {"__ndarray__": [[shape], "type", [numbers]]} is {"__ndarray__":
+ * [[shape],"type",offset]}, and its numbers lie in the cells from that byte on.
+ * cells: `room` bytes, of which `used` are taken; rest: twice
+ * the bytes of the text, and 64: an offset may be longer than the numbers. */
+static PyObject *text_arrays(PyObject *self, PyObject *args) {
+    Py_buffer text;
+    unsigned long long cells_at, rest_at;
+    Py_ssize_t room, taken;
+    if (!PyArg_ParseTuple(args, "y*KnnK:arrays", &text, &cells_at, &room, &taken, &rest_at))
+        return NULL;
+    static const char name[] = "{\"__ndarray__\"";
+    char *cells = (char *)(uintptr_t)cells_at, *rest = (char *)(uintptr_t)rest_at, *out = rest;
+    int64_t used = taken;
+    Py_ssize_t longest = 0;
+    const char *p = text.buf, *end = p + text.len;
+    Py_BEGIN_ALLOW_THREADS;
+    while (p < end) {
+        if (*p == '"') {
+            const char *begin = p++;
+            int escaped = 0;
+            while (p < end && *p != '"') {
+                if (*p == '\\') {
+                    escaped = 1;
+                    p++;
+                }
+                p++;
+            }
+            if (p >= end) {
+                p = NULL;
+                break;
+            }
+            p++;
+            /* A key may spell the name of an array otherwise, or stand behind others. */
+            const char *next = skip_white(p, end);
+            if (next < end && *next == ':' &&
+                (escaped || (p - begin == 13 && memcmp(begin, name + 1, 13) == 0))) {
+                p = NULL;
+                break;
+            }
+            memcpy(out, begin, (size_t)(p - begin));
+            out += p - begin;
+        } else if (*p == '{') {
+            *out++ = *p++;
+            const char *key = past(p, end, name + 1, 13);
+            if (key != NULL) {
+                memcpy(out, name + 1, 13);
+                out += 13;
+                *out++ = ':';
+                p = read_array(key, end, cells, room, &used, &out);
+                if (p == NULL)
+                    break;
+            }
+        } else if (is_digit(*p)) {
+            const char *begin = p;
+            while (p < end && is_digit(*p))
+                *out++ = *p++;
+            longest = p - begin > longest ? p - begin : longest;
+            while (p < end && (is_digit(*p) || *p == '.'))
+                *out++ = *p++;
+        } else {
+            *out++ = *p++;
+        }
+    }
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&text);
+    if (p == NULL)
+        Py_RETURN_NONE;
+    return Py_BuildValue("nni", (Py_ssize_t)(out - rest), (Py_ssize_t)used, longest > 18);
+}
+
 /* set_powers(bytes): the table of `powers`, which the Python side works out exactly. */
 static PyObject *text_set_powers(PyObject *self, PyObject *args) {
     Py_buffer table;
@@ -723,6 +981,7 @@ static PyMethodDef methods[] = {
     {"frames", text_frames, METH_VARARGS, "Where frames lie."},
     {"pairs", text_pairs, METH_VARARGS, "Keys and values of comments, by their shape."},
     {"numbers", text_numbers, METH_VARARGS, "Numbers of short texts."},
+    {"arrays", text_arrays, METH_VARARGS, "Arrays in JSON."},
     {"set_powers", text_set_powers, METH_VARARGS, "Powers of five, to 128 bits."},
     {NULL, NULL, 0, NULL},
 };

@@ -20,7 +20,16 @@ try:
 except ImportError:  # no compiler at installation
     _text = None  # type: ignore[assignment]
 
-__all__ = ["Pair", "Shape", "available", "comment_shapes", "find_frames", "numbers", "table"]
+__all__ = [
+    "ArrayReader",
+    "Pair",
+    "Shape",
+    "available",
+    "comment_shapes",
+    "find_frames",
+    "numbers",
+    "table",
+]
 
 #: Columns of what :func:`find_frames` gives.
 OFFSET, LINE, COMMENT, COMMENT_STOP, BODY, STOP, ATOMS = range(7)
@@ -263,6 +272,60 @@ def table(
             symbols.ctypes.data,
         )
     )
+
+
+class ArrayReader:
+    """Takes the arrays out of texts of JSON.
+
+    An array is an object ``{"__ndarray__": [shape, "type", numbers]}``, as ASE and others
+    write it, of type float64, float32, int64, int32 or bool.
+    """
+
+    _CELLS = 4 * 2**20
+
+    def __init__(self) -> None:
+        self._rest = self._new(2**16)
+        self._cells = self._new(self._CELLS)
+        self._used = 0
+
+    @staticmethod
+    def _new(size: int) -> tuple[NDArray, int, int]:
+        memory = np.empty(size, dtype=np.uint8)
+        return memory, memory.ctypes.data, size
+
+    def __call__(self, text: bytes) -> tuple[memoryview, NDArray, bool] | None:
+        """A text without the numbers of its arrays.
+
+        Parameters
+        ----------
+        text : bytes
+
+        Returns
+        -------
+        rest : memoryview
+            The text, with an offset in the place of each array's numbers; good until
+            the next call.
+        cells : uint8 array
+            Where the numbers lie from that byte on, in the machine's order.
+        long : bool
+            Whether the rest has numbers that begin with more than 18 digits: not
+            every reader of JSON keeps whole numbers of more than 64 bits.
+
+        None where something in the text is not plainly right.
+        """
+        if _text is None:
+            return None
+        if self._rest[2] < 2 * len(text) + 64:
+            self._rest = self._new(4 * len(text))
+        room = 4 * len(text) + 64  # a number has two bytes of text and eight here
+        if self._cells[2] - self._used < room:
+            self._cells, self._used = self._new(max(room, self._CELLS)), 0
+        cells, at, size = self._cells
+        found = _text.arrays(text, at, size, self._used, self._rest[1])
+        if found is None:
+            return None
+        length, self._used, long = found
+        return memoryview(self._rest[0])[:length], cells, bool(long)  # type: ignore[arg-type]
 
 
 def _powers_of_five() -> bytes:

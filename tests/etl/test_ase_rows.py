@@ -13,19 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemi_xr.etl import ase_rows
-from alchemi_xr.etl.ase_rows import _row_of
+from alchemi_xr.etl.ase_rows import row_of
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.sources.ase_db import AseDbSource
+from alchemi_xr.native.text import ArrayReader
 
 
 def record_of(row: Any) -> Any:
     return AseDbSource(["x.aselmdb"], names=NameMap())._record(row, 0)
 
 
-def same(text: str) -> Any:
+def same(text: str, arrays: ArrayReader | None = None) -> Any:
     values = decode(text)
     values["id"] = 7
-    want, row = record_of(AtomsRow(values)), _row_of(text.encode(), 7)
+    want, row = record_of(AtomsRow(values)), row_of(text.encode(), 7, arrays)
     got = record_of(row)
     assert (got.atoms, got.keys, got.unstored) == (want.atoms, want.keys, want.unstored)
     for left, right in ((got.atom, want.atom), (got.system, want.system)):
