@@ -22,7 +22,7 @@ from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import Record, as_text, as_value, voigt_to_matrix
 from alchemi_xr.etl.row_batch import Column, Group, Kind, texts
 
-__all__ = ["EXTRAS", "RESULTS", "Form", "Forms"]
+__all__ = ["EXTRAS", "MOST_FORMS", "RESULTS", "Form", "Forms", "Item", "common"]
 
 EXTRAS = ("momenta", "masses", "tags", "initial_magmoms", "initial_charges")
 """Columns of a row with one value an atom that are no result of a calculator."""
@@ -38,6 +38,8 @@ RESULTS = (
     "energies",
     "stresses",
 )
+MOST_FORMS = 4096
+"""Where there are more, rows are hardly alike, and it is no use to look for what is common."""
 _TAKEN = (*EXTRAS, *RESULTS)
 _STRESSES = ("stress", "stresses")
 _PLAIN = frozenset((float, int, bool, str))
@@ -46,7 +48,7 @@ _DTYPES = {float: _FLOAT, int: np.dtype(np.int64), bool: _BOOL}
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Item:
     """A value of a row: where it stands there, and the field that it becomes."""
 
     place: str
@@ -69,6 +71,10 @@ class _Item:
             out = np.concatenate(found).reshape(len(found), *self.tail)
         else:
             out = np.array(found)
+        return self.column(out)
+
+    def column(self, out: NDArray) -> Column:
+        """The values as they are stored, from those of the rows."""
         if self.place == "values" and self.name == "numbers":
             out = out.astype(np.int64, copy=False)
         if self.voigt or (self.place == "values" and self.name in _STRESSES):
@@ -81,11 +87,13 @@ class Form:
 
     Parameters
     ----------
-    items : list of _Item
+    items : list of Item
+    general : bool
+        Whether it is the form of rows with any number of atoms.
     """
 
-    def __init__(self, items: list[_Item]) -> None:
-        self._items = items
+    def __init__(self, items: list[Item], general: bool) -> None:
+        self.items, self.general = items, general
         self.keys = [i.name for i in items if not i.name.startswith("source_")]
 
     def group(self, rows: Sequence[tuple[int, PlainRow]], path: str) -> Group:
@@ -100,19 +108,24 @@ class Form:
         """
         found = [row for _, row in rows]
         columns: dict[str, Column] = {}
-        for item in self._items:
+        for item in self.items:
             if item.field not in columns:
                 columns[item.field] = item.values(found)
-        if "source_id" not in columns:
-            ids = np.array([row.id for row in found], dtype=np.int64)
-            columns["source_id"] = Column("system", ids)
-        if "source_file" not in columns:
-            columns["source_file"] = Column("system", texts([path] * len(rows)))
-        return Group(
-            np.array([number for number, _ in rows], dtype=np.int64),
-            np.array([row.atoms for row in found], dtype=np.int64),
-            columns,
-        )
+        return common(rows, path, columns)
+
+
+def common(rows: Sequence[tuple[int, Any]], path: str, columns: dict[str, Column]) -> Group:
+    """A group of rows with these columns, and those that every row has."""
+    if "source_id" not in columns:
+        ids = np.array([row.id for _, row in rows], dtype=np.int64)
+        columns["source_id"] = Column("system", ids)
+    if "source_file" not in columns:
+        columns["source_file"] = Column("system", texts([path] * len(rows)))
+    return Group(
+        np.array([number for number, _ in rows], dtype=np.int64),
+        np.array([row.atoms for _, row in rows], dtype=np.int64),
+        columns,
+    )
 
 
 _UNKNOWN, _BY_ATOMS = object(), object()
@@ -139,37 +152,42 @@ class Forms:
         """The form of a row; None for one that is to be looked at by itself."""
         if type(row) is not PlainRow or not row.atoms or row.constraints:
             return None
-        make: Any = _make_of(row, row.atoms)
+        atoms = row.atoms
+        make = _make_of(row, atoms)
         if make is None:
             return None
         form = self._known.get(make, _UNKNOWN)
-        if form is _BY_ATOMS:
-            make = (make, row.atoms)
-            form = self._known.get(make, _UNKNOWN)
         if form is _UNKNOWN:
-            form, general = self._new(row, row.atoms)
-            if not general and make not in self._known and len(make) != 2:
+            form = self._new(row, atoms)
+            if form is not None and not form.general:
                 self._known[make] = _BY_ATOMS
-                make = (make, row.atoms)
+                make = (make, atoms)
             self._known[make] = form
+        elif form is _BY_ATOMS:
+            make = (make, atoms)
+            form = self._known.get(make, _UNKNOWN)
+            if form is _UNKNOWN:
+                form = self._known[make] = self._new(row, atoms)
         return form
 
-    def _new(self, row: PlainRow, atoms: int) -> tuple[Form | None, bool]:
-        """The form of a first row, and whether it is that of any number of atoms."""
+    def _new(self, row: PlainRow, atoms: int) -> Form | None:
+        """The form of a first row."""
+        if len(self._known) > MOST_FORMS:
+            return None
         try:
             record = self.record_of(row)
             if fault_of(record) or record.unstored or record.contests:
-                return None, False
+                return None
         except Exception:
-            return None, False  # it is raised again, and told, for the row by itself
-        items: list[_Item] = []
+            return None  # it is raised again, and told, for the row by itself
+        items: list[Item] = []
         general = True
         held: dict[str, str] = {}
         for place, name, level, voigt in _placed(row, atoms, self._names):
             value = getattr(row, place)[name]
             field = self._names.target(name, level).name
             if held.setdefault(field, name) != name:
-                return None, False  # which of two names is taken, the record decides
+                return None  # which of two names is taken, the record decides
             dtype: np.dtype[Any] | None
             if type(value) is np.ndarray:
                 dtype, shape = value.dtype, value.shape
@@ -184,9 +202,9 @@ class Forms:
                 # As many rows as atoms by chance? Then the next number of atoms is another form.
                 general &= kind != "system" and (len(shape) > 1 or name not in _STRESSES)
             tail = shape if kind == "system" else shape[1:]
-            items.append(_Item(place, name, field, kind, dtype, tail, voigt))
-        form = Form(items)
-        return (form, general) if self._gives(form, row, record) else (None, False)
+            items.append(Item(place, name, field, kind, dtype, tail, voigt))
+        form = Form(items, general)
+        return form if self._gives(form, row, record) else None
 
     def _gives(self, form: Form, row: PlainRow, record: Record) -> bool:
         """Whether a form makes of a row what its record says."""

@@ -8,7 +8,6 @@ database as a whole, and none writes to it.
 from __future__ import annotations
 
 import json
-import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +21,12 @@ import numpy as np
 from alchemi_xr._optional import import_optional
 from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
-from alchemi_xr.native.text import ArrayReader
+from alchemi_xr.etl.inflate import Inflate
+from alchemi_xr.native.text import ArrayReader, Taken
 
 __all__ = [
-    "LONG",
     "Odd",
+    "PackedRow",
     "PlainRow",
     "Rows",
     "json_rows",
@@ -37,10 +37,9 @@ __all__ = [
     "row_of",
 ]
 
-_STEP = 500
+# Rows and bytes that are taken from an LMDB file at once.
+_STEP, _BYTES = 500, 8 * 2**20
 _NO_CELL, _NOT_PERIODIC = np.zeros((3, 3)), np.zeros(3, dtype=bool)
-# A whole number that may have more than 64 bits, which orjson takes for a float.
-LONG = re.compile(rb"[\s\[:,-]\d{19}")
 _NESTED = frozenset((dict, list))
 _LETTERS = frozenset(ascii_letters)
 _TYPES = {n: np.dtype(n) for n in ("float64", "float32", "int64", "int32", "bool")}
@@ -129,16 +128,26 @@ def lmdb_rows(path: str, start: int, stop: int | None) -> Rows:
     # Keys are decimal texts, sorted as text: the ids must be sorted anew. (A
     # file may lack its count key "nextid"; the keys alone tell what is there.)
     ids = range(start, stop) if stop is not None else _read_lmdb(path, _ids)
-    arrays = ArrayReader()
-    for at in range(0, len(ids), _STEP):
-        for identity, packed in _read_lmdb(path, partial(_packed, ids=ids[at : at + _STEP])):
+    reader, inflate = ArrayReader(), Inflate()
+    at = 0
+    while at < len(ids):
+        found, passed = _read_lmdb(path, partial(_packed, ids=ids[at : at + _STEP]))
+        at += passed
+        for identity, packed in found:
             if identity < start:
                 continue
             try:
-                row: Any = row_of(zlib.decompress(packed), identity, arrays)
+                row: Any = _read_row(inflate(packed), identity, reader)
             except Exception as error:
                 row = error
             yield identity, row, (identity, identity + 1)
+
+
+def _read_row(text: bytes | bytearray, identity: int, reader: ArrayReader) -> Any:
+    taken = reader(text)
+    if taken is not None and taken.form is not None:
+        return PackedRow(text, identity, taken, reader)
+    return row_of(text, identity, taken)
 
 
 class PlainRow:
@@ -176,15 +185,62 @@ class Odd(Exception):
     """A value that only ASE's own decoder knows."""
 
 
-def row_of(text: bytes, identity: int, arrays: ArrayReader | None = None) -> Any:
-    """A row, fast where all of it is plain numbers, texts and arrays."""
+class PackedRow:
+    """A row whose arrays are decoded, and of which the rest is known by its form alone.
+
+    Parameters
+    ----------
+    text : bytes or bytearray
+        JSON.
+    identity : int
+    taken : Taken
+        With a form.
+    reader : ArrayReader
+    """
+
+    __slots__ = (
+        "atoms",
+        "cells",
+        "first",
+        "form",
+        "id",
+        "reader",
+        "scalars",
+        "stop",
+        "text",
+        "words",
+    )
+
+    def __init__(
+        self, text: bytes | bytearray, identity: int, taken: Taken, reader: ArrayReader
+    ) -> None:
+        self.text, self.id, self.reader = text, identity, reader
+        _, self.cells, _, form, words, self.atoms, self.first, self.scalars, self.stop = taken
+        self.form, self.words = form or b"", words or b""
+
+    def plain(self) -> Any:
+        """The row, decoded altogether."""
+        return row_of(self.text, self.id, self.reader(self.text))
+
+
+def row_of(text: bytes | bytearray, identity: int, taken: Taken | None = None) -> Any:
+    """A row, fast where all of it is plain numbers, texts and arrays.
+
+    Parameters
+    ----------
+    text : bytes or bytearray
+        JSON.
+    identity : int
+    taken : Taken, optional
+        The text, taken apart.
+    """
     try:
-        found = None if arrays is None else arrays(text)
-        if found is None:
-            values, cells = loads(text), None
+        cells: NDArray | None = None
+        if taken is None:
+            values = loads(text)
         else:
-            rest, cells, long = found
-            values = json.loads(bytes(rest)) if long else loads(rest)
+            values = json.loads(bytes(taken.rest)) if taken.long else loads(taken.rest)
+            cells = taken.cells
         if values.get("constraints") or not isinstance(values.get("data", {}), dict):
             raise Odd
         for name, value in values.items():
@@ -253,7 +309,7 @@ def _is_whole(key: str) -> bool:
     return True
 
 
-def _decoder() -> Callable[[bytes], Any]:
+def _decoder() -> Callable[[Any], Any]:
     """The faster of the two JSON readers that there is."""
     try:
         from orjson import loads
@@ -275,9 +331,17 @@ def _ids(transaction: Any) -> list[int]:
     return sorted(int(key) for key in transaction.cursor().iternext(values=False) if key.isdigit())
 
 
-def _packed(transaction: Any, ids: Sequence[int]) -> list[tuple[int, bytes]]:
-    found = [(identity, transaction.get(str(identity).encode())) for identity in ids]
-    return [(identity, packed) for identity, packed in found if packed is not None]
+def _packed(transaction: Any, ids: Sequence[int]) -> tuple[list[tuple[int, bytes]], int]:
+    """Rows, not many more bytes than enough, and how many of the ids were asked for."""
+    found, size = [], 0
+    for passed, identity in enumerate(ids, 1):
+        packed = transaction.get(b"%d" % identity)
+        if packed is not None:
+            found.append((identity, packed))
+            size += len(packed)
+            if size > _BYTES:
+                return found, passed
+    return found, len(ids)
 
 
 def _read_lmdb(path: str, read: Callable[[Any], Any]) -> Any:

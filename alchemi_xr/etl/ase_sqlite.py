@@ -8,6 +8,7 @@ ASE, which has the last word on what a row is.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -19,12 +20,14 @@ import numpy as np
 
 from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.ase_rows import LONG, Odd, PlainRow, Rows, loads, plain
+from alchemi_xr.etl.ase_rows import Odd, PlainRow, Rows, loads, plain
 
 __all__ = ["sqlite_rows"]
 
 # Versions whose columns mean what is written here.
 _VERSIONS = range(6, 10)
+# A whole number that may have more than 64 bits, which orjson takes for a float.
+_LONG = re.compile(rb"[\s\[:,-]\d{19}")
 _F8, _I4 = np.dtype("<f8"), np.dtype("<i4")
 _COLUMNS: dict[str, tuple[np.dtype[Any], tuple[int, ...]] | None] = {
     "numbers": (_I4, (-1,)),
@@ -169,7 +172,7 @@ def _check_parameters(text: str) -> None:
 def _loads(text: str | bytes) -> Any:
     """As ``json`` reads it, which knows NaN, and whole numbers of any length."""
     packed = text.encode() if isinstance(text, str) else text
-    if not LONG.search(packed):
+    if not _LONG.search(packed):
         try:
             return loads(packed)
         except ValueError:

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MAX_PAIRS = 48, MAX_SHAPES = 64 };
+enum { MAX_PAIRS = 48, MAX_SHAPES = 64, MAX_SCALARS = 64 };
 
 /* Blanks are those of bytes.split(): 9 to 13 and 32. */
 static inline int is_blank(unsigned char c) { return c == 32 || (unsigned char)(c - 9) < 5; }
@@ -785,7 +785,7 @@ static const char *read_list(const char *p, const char *end, int64_t count, int 
             const char *first = p;
             while (p < end && is_digit(*p))
                 p++;
-            int64_t value = 0;
+            int64_t value = 0; /* for compilers that do not see it */
             if (p == first || (*first == '0' && p - first > 1) || !read_whole(begin, p, &value))
                 return NULL;
             if (type == WHOLES) {
@@ -814,16 +814,26 @@ static char *write_whole(char *to, int64_t value) {
     return to;
 }
 
+/* What is written while a text is read. */
+typedef struct {
+    char *cells;
+    int64_t room, used; /* bytes of the cells */
+    int64_t first;      /* where the first array lies */
+    int64_t rows;       /* of the first array; -1 before it */
+    char *rest, *form, *words;
+    int forming; /* whether the form can be told */
+} taken_t;
+
 /* One array, from behind the key on; what is written of it: "[[shape], type, offset]}". */
-static const char *read_array(const char *p, const char *end, char *cells, int64_t room,
-                              int64_t *used, char **rest) {
+static const char *read_array(const char *p, const char *end, taken_t *t) {
     p = past(p, end, ":", 1);
     p = past(p, end, "[", 1);
     p = past(p, end, "[", 1);
     if (p == NULL)
         return NULL;
     int64_t count = 1;
-    char *out = *rest;
+    char *out = t->rest, *form = t->form + 2;
+    t->form[0] = '@';
     *out++ = '[';
     *out++ = '[';
     p = skip_white(p, end);
@@ -847,6 +857,13 @@ static const char *read_array(const char *p, const char *end, char *cells, int64
             return NULL;
         count *= length;
         out = write_whole(out, length);
+        if (t->rows < 0)
+            t->rows = length;
+        if (axis == 0 && length == t->rows)
+            *form++ = '*';
+        else
+            form = write_whole(form, length);
+        *form++ = ',';
         p = skip_white(p, end);
     }
     p = past(p, end, "]", 1);
@@ -872,41 +889,120 @@ static const char *read_array(const char *p, const char *end, char *cells, int64
         return NULL;
     p = past(p, end, ",", 1);
     p = past(p, end, "[", 1);
-    int64_t at = (*used + 7) & ~INT64_C(7);
-    if (p == NULL || at > room || count * types[type].size > room - at)
+    int64_t at = (t->used + 7) & ~INT64_C(7);
+    if (p == NULL || at > t->room || count * types[type].size > t->room - at)
         return NULL;
-    p = read_list(p, end, count, type, cells + at);
+    p = read_list(p, end, count, type, t->cells + at);
     p = past(p, end, "]", 1);
     p = past(p, end, "}", 1);
     if (p == NULL)
         return NULL;
-    *used = at + count * types[type].size;
+    t->used = at + count * types[type].size;
+    if (t->first < 0)
+        t->first = at;
     out = write_whole(out, at);
     *out++ = ']';
     *out++ = '}';
-    *rest = out;
+    t->rest = out;
+    t->form[1] = (char)('0' + type);
+    if (type == REALS && count == 9) {
+        /* A cell of zeros is none. */
+        int zero = 1;
+        for (int k = 0; k < 9; k++) {
+            double value;
+            memcpy(&value, t->cells + at + 8 * k, 8);
+            zero &= value == 0.0;
+        }
+        if (zero)
+            *form++ = 'z';
+    }
+    t->form = form;
     return p;
 }
 
-/* arrays(text, cells, room, used, rest) -> (bytes of the rest, cells used, whether a number
- * in it begins with more than 18 digits), or None where something needs a second look.
+/* A number that stands by itself; the end of it. Its value goes to `scalars`. */
+static const char *read_scalar(const char *p, const char *end, taken_t *t, char *scalars,
+                               int *count, Py_ssize_t *longest) {
+    const char *begin = p;
+    if (*p == '-')
+        p++;
+    const char *first = p;
+    while (p < end && is_digit(*p))
+        p++;
+    Py_ssize_t digits = p - first;
+    *longest = digits > *longest ? digits : *longest;
+    int whole = 1;
+    for (; p < end && (is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E' || *p == '-' || *p == '+');
+         p++)
+        whole = 0;
+    memcpy(t->rest, begin, (size_t)(p - begin));
+    t->rest += p - begin;
+    if (*count == MAX_SCALARS || digits == 0 || (*first == '0' && digits > 1)) {
+        t->forming = 0;
+        return p;
+    }
+    if (whole) {
+        int64_t value = 0;
+        t->forming &= read_whole(begin, p, &value);
+        memcpy(scalars + 8 * (*count)++, &value, 8);
+    } else {
+        double value = 0;
+        t->forming &= read_number(begin, p, &value, 1) == p;
+        memcpy(scalars + 8 * (*count)++, &value, 8);
+    }
+    *t->form++ = whole ? 'i' : 'f';
+    return p;
+}
+
+/* A text that is no key, quotes included: to the rest and to the words. */
+static void keep_word(const char *begin, const char *end, taken_t *t) {
+    memcpy(t->rest, begin, (size_t)(end - begin));
+    t->rest += end - begin;
+    for (const char *p = begin + 1; p < end - 1; p++) {
+        unsigned char c = (unsigned char)*p;
+        t->forming &= c >= 32 && c < 127 && c != '\\';
+    }
+    memcpy(t->words, begin + 1, (size_t)(end - begin - 2));
+    t->words += end - begin - 2;
+    *t->words++ = 0;
+    *t->form++ = 's';
+}
+
+static const struct {
+    const char *name;
+    int size;
+    char mark;
+} literals[] = {{"true", 4, 'T'}, {"false", 5, 'F'}, {"null", 4, 'N'}};
+
+/* arrays(text, cells, room, used, rest) -> None where something needs a second look, or
+ * (bytes of the rest, cells used, whether a number in it begins with more than 18 digits,
+ *  form, words, rows, first, scalars).
  * In the rest an array {"__ndarray__": [[shape], "type", [numbers]]} is {"__ndarray__":
  * [[shape],"type",offset]}, and its numbers lie in the cells from that byte on.
- * cells: `room` bytes, of which `used` are taken; rest: twice
- * the bytes of the text, and 64: an offset may be longer than the numbers. */
+ * The form is what texts have in common that differ in numbers, words, and rows alone: None
+ * where there are words with escapes or letters beyond ASCII. The words are those that are
+ * no keys, each with a 0 behind it; rows is the first length of the first array, which lies
+ * at `first`, the others behind it, each at the next multiple of 8; the numbers that stand
+ * by themselves are the last `scalars` eights of the cells.
+ * cells: `room` bytes, of which `used` are taken; rest: four times the bytes of the text,
+ * and 256: an offset may be longer than the numbers, and form and words lie behind. */
 static PyObject *text_arrays(PyObject *self, PyObject *args) {
     Py_buffer text;
     unsigned long long cells_at, rest_at;
     Py_ssize_t room, taken;
     if (!PyArg_ParseTuple(args, "y*KnnK:arrays", &text, &cells_at, &room, &taken, &rest_at))
         return NULL;
-    static const char name[] = "{\"__ndarray__\"";
-    char *cells = (char *)(uintptr_t)cells_at, *rest = (char *)(uintptr_t)rest_at, *out = rest;
-    int64_t used = taken;
+    static const char name[] = "\"__ndarray__\"";
+    const size_t size = sizeof(name) - 1;
+    char *rest = (char *)(uintptr_t)rest_at;
+    char *form = rest + 2 * text.len + 64, *words = form + text.len + 64;
+    taken_t t = {(char *)(uintptr_t)cells_at, room, taken, -1, -1, rest, form, words, 1};
+    char scalars[8 * MAX_SCALARS];
+    int count = 0;
     Py_ssize_t longest = 0;
     const char *p = text.buf, *end = p + text.len;
     Py_BEGIN_ALLOW_THREADS;
-    while (p < end) {
+    while (p != NULL && p < end) {
         if (*p == '"') {
             const char *begin = p++;
             int escaped = 0;
@@ -922,42 +1018,73 @@ static PyObject *text_arrays(PyObject *self, PyObject *args) {
                 break;
             }
             p++;
-            /* A key may spell the name of an array otherwise, or stand behind others. */
             const char *next = skip_white(p, end);
-            if (next < end && *next == ':' &&
-                (escaped || (p - begin == 13 && memcmp(begin, name + 1, 13) == 0))) {
+            if (next == end || *next != ':') {
+                keep_word(begin, p, &t);
+                continue;
+            }
+            /* A key may spell the name of an array otherwise, or stand behind others. */
+            if (escaped || ((size_t)(p - begin) == size && memcmp(begin, name, size) == 0)) {
                 p = NULL;
                 break;
             }
-            memcpy(out, begin, (size_t)(p - begin));
-            out += p - begin;
+            memcpy(t.rest, begin, (size_t)(p - begin));
+            memcpy(t.form, begin, (size_t)(p - begin));
+            t.rest += p - begin;
+            t.form += p - begin;
         } else if (*p == '{') {
-            *out++ = *p++;
-            const char *key = past(p, end, name + 1, 13);
-            if (key != NULL) {
-                memcpy(out, name + 1, 13);
-                out += 13;
-                *out++ = ':';
-                p = read_array(key, end, cells, room, &used, &out);
-                if (p == NULL)
-                    break;
+            *t.rest++ = *p++;
+            const char *key = past(p, end, name, size);
+            if (key == NULL) {
+                *t.form++ = '{';
+                continue;
             }
-        } else if (is_digit(*p)) {
-            const char *begin = p;
-            while (p < end && is_digit(*p))
-                *out++ = *p++;
-            longest = p - begin > longest ? p - begin : longest;
-            while (p < end && (is_digit(*p) || *p == '.'))
-                *out++ = *p++;
+            memcpy(t.rest, name, size);
+            t.rest += size;
+            *t.rest++ = ':';
+            p = read_array(key, end, &t);
+        } else if (is_digit(*p) || *p == '-') {
+            p = read_scalar(p, end, &t, scalars, &count, &longest);
+        } else if (*p == ',' || *p == ':' || *p == '[' || *p == ']' || *p == '}') {
+            *t.rest++ = *t.form++ = *p++;
+        } else if (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r') {
+            *t.rest++ = *p++;
         } else {
-            *out++ = *p++;
+            int found = 0;
+            for (int k = 0; k < 3 && !found; k++) {
+                if (end - p >= literals[k].size &&
+                    memcmp(p, literals[k].name, (size_t)literals[k].size) == 0) {
+                    memcpy(t.rest, p, (size_t)literals[k].size);
+                    t.rest += literals[k].size;
+                    p += literals[k].size;
+                    *t.form++ = literals[k].mark;
+                    found = 1;
+                }
+            }
+            if (!found)
+                p = NULL; /* NaN, or no JSON at all */
+        }
+    }
+    if (p != NULL) {
+        t.used = (t.used + 7) & ~INT64_C(7);
+        if (t.used > room || 8 * count > room - t.used) {
+            p = NULL;
+        } else {
+            memcpy(t.cells + t.used, scalars, (size_t)(8 * count));
+            t.used += 8 * count;
         }
     }
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&text);
     if (p == NULL)
         Py_RETURN_NONE;
-    return Py_BuildValue("nni", (Py_ssize_t)(out - rest), (Py_ssize_t)used, longest > 18);
+    if (!t.forming || t.rows < 1)
+        return Py_BuildValue("nniOOiii", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used,
+                             longest > 18, Py_None, Py_None, 0, 0, 0);
+    return Py_BuildValue("nniy#y#nni", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used,
+                         longest > 18, form, (Py_ssize_t)(t.form - form), words,
+                         (Py_ssize_t)(t.words - words), (Py_ssize_t)t.rows, (Py_ssize_t)t.first,
+                         count);
 }
 
 /* set_powers(bytes): the table of `powers`, which the Python side works out exactly. */

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ __all__ = [
     "ArrayReader",
     "Pair",
     "Shape",
+    "Taken",
     "available",
     "comment_shapes",
     "find_frames",
@@ -274,6 +275,46 @@ def table(
     )
 
 
+class Taken(NamedTuple):
+    """A text of JSON without the numbers of its arrays.
+
+    Parameters
+    ----------
+    rest : memoryview
+        The text, with an offset in the place of each array's numbers; good until the
+        next text is read.
+    cells : uint8 array
+        Where the numbers lie from that byte on, in the machine's order.
+    long : bool
+        Whether the rest has numbers that begin with more than 18 digits: not every
+        reader of JSON keeps whole numbers of more than 64 bits.
+    form : bytes or None
+        What it has in common with all texts that differ from it in numbers, in words that
+        are no keys, and in how many rows its arrays have, as far as they have as many as
+        the first; and in blanks. None where that cannot be told.
+    words : bytes or None
+        Those words, each with a 0 behind it.
+    rows : int
+        Of the first array.
+    first, scalars : int
+        In the cells: where the first array lies, with the others behind it, each at the
+        next multiple of 8; and where the numbers that stand by themselves begin, eight
+        bytes each.
+    stop : int
+        Where they end.
+    """
+
+    rest: memoryview
+    cells: NDArray
+    long: bool
+    form: bytes | None
+    words: bytes | None
+    rows: int
+    first: int
+    scalars: int
+    stop: int
+
+
 class ArrayReader:
     """Takes the arrays out of texts of JSON.
 
@@ -285,47 +326,34 @@ class ArrayReader:
 
     def __init__(self) -> None:
         self._rest = self._new(2**16)
+        self._view = memoryview(self._rest[0])  # type: ignore[arg-type]
         self._cells = self._new(self._CELLS)
         self._used = 0
 
     @staticmethod
     def _new(size: int) -> tuple[NDArray, int, int]:
-        memory = np.empty(size, dtype=np.uint8)
-        return memory, memory.ctypes.data, size
+        memory = np.empty((size + 7) // 8 * 8, dtype=np.uint8)
+        return memory, memory.ctypes.data, len(memory)
 
-    def __call__(self, text: bytes) -> tuple[memoryview, NDArray, bool] | None:
-        """A text without the numbers of its arrays.
-
-        Parameters
-        ----------
-        text : bytes
-
-        Returns
-        -------
-        rest : memoryview
-            The text, with an offset in the place of each array's numbers; good until
-            the next call.
-        cells : uint8 array
-            Where the numbers lie from that byte on, in the machine's order.
-        long : bool
-            Whether the rest has numbers that begin with more than 18 digits: not
-            every reader of JSON keeps whole numbers of more than 64 bits.
-
-        None where something in the text is not plainly right.
-        """
+    def __call__(self, text: bytes | bytearray) -> Taken | None:
+        """A text, taken apart; None where something in it is not plainly right."""
         if _text is None:
             return None
-        if self._rest[2] < 2 * len(text) + 64:
-            self._rest = self._new(4 * len(text))
-        room = 4 * len(text) + 64  # a number has two bytes of text and eight here
+        room = 4 * len(text) + 256  # a number has two bytes of text and eight in the cells
+        if self._rest[2] < room:
+            self._rest = self._new(2 * room)
+            self._view = memoryview(self._rest[0])  # type: ignore[arg-type]
         if self._cells[2] - self._used < room:
             self._cells, self._used = self._new(max(room, self._CELLS)), 0
         cells, at, size = self._cells
         found = _text.arrays(text, at, size, self._used, self._rest[1])
         if found is None:
             return None
-        length, self._used, long = found
-        return memoryview(self._rest[0])[:length], cells, bool(long)  # type: ignore[arg-type]
+        length, used, long, form, words, rows, first, count = found
+        self._used = used
+        return Taken(
+            self._view[:length], cells, bool(long), form, words, rows, first, used - 8 * count, used
+        )
 
 
 def _powers_of_five() -> bytes:

@@ -26,7 +26,10 @@ def record_of(row: Any) -> Any:
 def same(text: str, arrays: ArrayReader | None = None) -> Any:
     values = decode(text)
     values["id"] = 7
-    want, row = record_of(AtomsRow(values)), row_of(text.encode(), 7, arrays)
+    want, row = (
+        record_of(AtomsRow(values)),
+        row_of(text.encode(), 7, arrays(text.encode()) if arrays else None),
+    )
     got = record_of(row)
     assert (got.atoms, got.keys, got.unstored) == (want.atoms, want.keys, want.unstored)
     for left, right in ((got.atom, want.atom), (got.system, want.system)):

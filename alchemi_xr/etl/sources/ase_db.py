@@ -18,8 +18,9 @@ import numpy as np
 from alchemi_xr._typing import IntArray
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.ase_forms import EXTRAS, RESULTS, Form, Forms
+from alchemi_xr.etl.ase_packed import PackedForm, PackedForms
 from alchemi_xr.etl.ase_records import fault_of, put_any, put_fixed, put_results, put_structure
-from alchemi_xr.etl.ase_rows import PlainRow, json_rows, lmdb_metadata, lmdb_rows
+from alchemi_xr.etl.ase_rows import PackedRow, json_rows, lmdb_metadata, lmdb_rows
 from alchemi_xr.etl.ase_sqlite import sqlite_rows
 from alchemi_xr.etl.batch_spool import Spooled, Spooling
 from alchemi_xr.etl.file_scan import FileScan, joined
@@ -128,10 +129,11 @@ class AseDbSource:
                 pass  # the scan ran elsewhere, say
         path = self.paths[segment.file]
         forms = self._forms(segment.file)
+        packed = PackedForms(forms)
         groups: list[Group] = []
         number = segment.first
         for batch in _batches(self._rows(segment.file, segment.start, segment.stop), self.rows):
-            sorting = _Sorting(forms)
+            sorting = _Sorting(forms, packed)
             for _, row, _ in batch:
                 if isinstance(row, Exception):
                     raise SourceError(path, f"a row cannot be read: {row}")
@@ -183,14 +185,20 @@ class _DbScan(FileScan):
 class _Sorting:
     """The rows of a batch, by their form."""
 
-    def __init__(self, forms: Forms) -> None:
-        self.forms = forms
-        self.alike: dict[Form, list[tuple[int, PlainRow]]] = {}
+    def __init__(self, forms: Forms, packed: PackedForms) -> None:
+        self.forms, self.packed = forms, packed
+        self.alike: dict[Form | PackedForm, list[tuple[int, Any]]] = {}
         self.others: list[tuple[int, Record]] = []
 
-    def add(self, number: int, row: Any) -> Form | Record:
+    def add(self, number: int, row: Any) -> Form | PackedForm | Record:
         """Take a row at a place in its file; what is known of it then."""
-        form = self.forms.form_of(row)
+        form: Form | PackedForm | None = None
+        if type(row) is PackedRow:
+            form = self.packed.form_of(row)
+            if form is None:
+                row = row.plain()
+        if form is None:
+            form = self.forms.form_of(row)
         if form is None:
             record = self.forms.record_of(row)
             self.others.append((number, record))
@@ -199,6 +207,7 @@ class _Sorting:
         return form
 
     def groups(self) -> list[Group]:
+        # Each kind of form makes groups of its own kind of rows.
         return [
             *(form.group(rows, self.forms.path) for form, rows in self.alike.items()),
             *groups_of(self.others),
@@ -210,18 +219,18 @@ def _scan_file(job: tuple[AseDbSource, int]) -> _DbScan:
     shown = source.paths[number]
     out = _DbScan(notes=_metadata_notes(source.files[number], shown))
     forms = source._forms(number)
+    packed = PackedForms(forms)
     with Spooling(source._spool, f"ase-db-{number:06d}") as spooling:
         for batch in _batches(source._rows(number, 0, None), source.rows):
-            spooling.put(_take(out, batch, forms, shown, number, source.rows))
+            spooling.put(_take(out, batch, _Sorting(forms, packed), shown, number, source.rows))
         out.spooled = spooling.finish()
     return out
 
 
 def _take(
-    out: FileScan, batch: Sequence[Any], forms: Forms, shown: str, number: int, most: int
+    out: FileScan, batch: Sequence[Any], sorting: _Sorting, shown: str, number: int, most: int
 ) -> list[Group]:
     """Count in a batch of rows; the good ones as groups."""
-    sorting = _Sorting(forms)
     good: list[tuple[int, int, int, int]] = []
     for identity, row, (start, stop) in batch:
         place = out.records
@@ -247,7 +256,7 @@ def _take(
             found.observe(out.observer)
             out.keys.update(k for k in found.keys if not k.startswith("source_"))
         else:
-            atoms = row.atoms
+            atoms = sorting.alike[found][-1][1].atoms
             if len(sorting.alike[found]) == 1:
                 # Names are told in the order in which they are met.
                 out.keys.update(dict.fromkeys(found.keys, 0))
