@@ -215,7 +215,7 @@ class PackedRow:
         self, text: bytes | bytearray, identity: int, taken: Taken, reader: ArrayReader
     ) -> None:
         self.text, self.id, self.reader = text, identity, reader
-        _, self.cells, _, form, words, self.atoms, self.first, self.scalars, self.stop = taken
+        _, self.cells, form, words, self.atoms, self.first, self.scalars, self.stop = taken
         self.form, self.words = form or b"", words or b""
 
     def plain(self) -> Any:
@@ -239,8 +239,7 @@ def row_of(text: bytes | bytearray, identity: int, taken: Taken | None = None) -
         if taken is None:
             values = loads(text)
         else:
-            values = json.loads(bytes(taken.rest)) if taken.long else loads(taken.rest)
-            cells = taken.cells
+            values, cells = loads(taken.rest), taken.cells
         if values.get("constraints") or not isinstance(values.get("data", {}), dict):
             raise Odd
         for name, value in values.items():
@@ -318,7 +317,31 @@ def _decoder() -> Callable[[Any], Any]:
     return loads
 
 
-loads = _decoder()
+_decode = _decoder()
+
+
+def loads(text: str | bytes | bytearray | memoryview) -> Any:
+    """What JSON says, as ``json`` understands it.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or has NaN or infinities.
+    """
+    found = _decode(text)
+    if _has_huge(found):
+        # A whole number of more than 64 bits, which orjson takes for a float?
+        return json.loads(bytes(text) if isinstance(text, memoryview) else text)
+    return found
+
+
+def _has_huge(value: Any) -> bool:
+    kind = type(value)
+    if kind is float:
+        return not -(2.0**63) < value < 2.0**63
+    if kind is dict:
+        return "__ndarray__" not in value and any(map(_has_huge, value.values()))
+    return kind is list and any(map(_has_huge, value))
 
 
 def lmdb_metadata(path: str) -> dict[str, Any]:

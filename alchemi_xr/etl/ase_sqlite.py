@@ -8,7 +8,6 @@ ASE, which has the last word on what a row is.
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -26,8 +25,6 @@ __all__ = ["sqlite_rows"]
 
 # Versions whose columns mean what is written here.
 _VERSIONS = range(6, 10)
-# A whole number that may have more than 64 bits, which orjson takes for a float.
-_LONG = re.compile(rb"[\s\[:,-]\d{19}")
 _F8, _I4 = np.dtype("<f8"), np.dtype("<i4")
 _COLUMNS: dict[str, tuple[np.dtype[Any], tuple[int, ...]] | None] = {
     "numbers": (_I4, (-1,)),
@@ -170,14 +167,10 @@ def _check_parameters(text: str) -> None:
 
 
 def _loads(text: str | bytes) -> Any:
-    """As ``json`` reads it, which knows NaN, and whole numbers of any length."""
-    packed = text.encode() if isinstance(text, str) else text
-    if not _LONG.search(packed):
-        try:
-            return loads(packed)
-        except ValueError:
-            pass
-    return json.loads(text)
+    try:
+        return loads(text)
+    except ValueError:
+        return json.loads(text)  # knows NaN
 
 
 def _pairs(text: str) -> dict[str, Any]:

@@ -922,7 +922,7 @@ static const char *read_array(const char *p, const char *end, taken_t *t) {
 
 /* A number that stands by itself; the end of it. Its value goes to `scalars`. */
 static const char *read_scalar(const char *p, const char *end, taken_t *t, char *scalars,
-                               int *count, Py_ssize_t *longest) {
+                               int *count) {
     const char *begin = p;
     if (*p == '-')
         p++;
@@ -930,7 +930,6 @@ static const char *read_scalar(const char *p, const char *end, taken_t *t, char 
     while (p < end && is_digit(*p))
         p++;
     Py_ssize_t digits = p - first;
-    *longest = digits > *longest ? digits : *longest;
     int whole = 1;
     for (; p < end && (is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E' || *p == '-' || *p == '+');
          p++)
@@ -975,8 +974,7 @@ static const struct {
 } literals[] = {{"true", 4, 'T'}, {"false", 5, 'F'}, {"null", 4, 'N'}};
 
 /* arrays(text, cells, room, used, rest) -> None where something needs a second look, or
- * (bytes of the rest, cells used, whether a number in it begins with more than 18 digits,
- *  form, words, rows, first, scalars).
+ * (bytes of the rest, cells used, form, words, rows, first, scalars).
  * In the rest an array {"__ndarray__": [[shape], "type", [numbers]]} is {"__ndarray__":
  * [[shape],"type",offset]}, and its numbers lie in the cells from that byte on.
  * The form is what texts have in common that differ in numbers, words, and rows alone: None
@@ -999,7 +997,6 @@ static PyObject *text_arrays(PyObject *self, PyObject *args) {
     taken_t t = {(char *)(uintptr_t)cells_at, room, taken, -1, -1, rest, form, words, 1};
     char scalars[8 * MAX_SCALARS];
     int count = 0;
-    Py_ssize_t longest = 0;
     const char *p = text.buf, *end = p + text.len;
     Py_BEGIN_ALLOW_THREADS;
     while (p != NULL && p < end) {
@@ -1044,7 +1041,7 @@ static PyObject *text_arrays(PyObject *self, PyObject *args) {
             *t.rest++ = ':';
             p = read_array(key, end, &t);
         } else if (is_digit(*p) || *p == '-') {
-            p = read_scalar(p, end, &t, scalars, &count, &longest);
+            p = read_scalar(p, end, &t, scalars, &count);
         } else if (*p == ',' || *p == ':' || *p == '[' || *p == ']' || *p == '}') {
             *t.rest++ = *t.form++ = *p++;
         } else if (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r') {
@@ -1079,10 +1076,9 @@ static PyObject *text_arrays(PyObject *self, PyObject *args) {
     if (p == NULL)
         Py_RETURN_NONE;
     if (!t.forming || t.rows < 1)
-        return Py_BuildValue("nniOOiii", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used,
-                             longest > 18, Py_None, Py_None, 0, 0, 0);
-    return Py_BuildValue("nniy#y#nni", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used,
-                         longest > 18, form, (Py_ssize_t)(t.form - form), words,
+        return Py_BuildValue("nnOOiii", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used, Py_None,
+                             Py_None, 0, 0, 0);
+    return Py_BuildValue("nny#y#nni", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used, form, (Py_ssize_t)(t.form - form), words,
                          (Py_ssize_t)(t.words - words), (Py_ssize_t)t.rows, (Py_ssize_t)t.first,
                          count);
 }

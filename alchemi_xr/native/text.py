@@ -285,9 +285,6 @@ class Taken(NamedTuple):
         next text is read.
     cells : uint8 array
         Where the numbers lie from that byte on, in the machine's order.
-    long : bool
-        Whether the rest has numbers that begin with more than 18 digits: not every
-        reader of JSON keeps whole numbers of more than 64 bits.
     form : bytes or None
         What it has in common with all texts that differ from it in numbers, in words that
         are no keys, and in how many rows its arrays have, as far as they have as many as
@@ -306,7 +303,6 @@ class Taken(NamedTuple):
 
     rest: memoryview
     cells: NDArray
-    long: bool
     form: bytes | None
     words: bytes | None
     rows: int
@@ -349,11 +345,9 @@ class ArrayReader:
         found = _text.arrays(text, at, size, self._used, self._rest[1])
         if found is None:
             return None
-        length, used, long, form, words, rows, first, count = found
+        length, used, form, words, rows, first, count = found
         self._used = used
-        return Taken(
-            self._view[:length], cells, bool(long), form, words, rows, first, used - 8 * count, used
-        )
+        return Taken(self._view[:length], cells, form, words, rows, first, used - 8 * count, used)
 
 
 def _powers_of_five() -> bytes:

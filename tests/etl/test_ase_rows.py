@@ -109,5 +109,5 @@ def test_any_data(data: dict[str, Any]) -> None:
 
 
 def test_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ase_rows, "loads", json.loads)
+    monkeypatch.setattr(ase_rows, "_decode", json.loads)
     assert isinstance(same(row_text(data={"tag": "a"})), ase_rows.PlainRow)
