@@ -44,10 +44,11 @@ _COLUMNS: dict[str, tuple[np.dtype[Any], tuple[int, ...]] | None] = {
     "magmom": None,
     "charges": (_F8, (-1,)),
 }
-_NAMED = tuple(_COLUMNS.items())
+# Columns that are asked for before them.
+_OTHERS = 6
 _QUERY = (
     f"SELECT id, pbc, constraints, calculator_parameters, key_value_pairs, data, "
-    f"{', '.join(_COLUMNS)} FROM systems WHERE id >= ? AND id <= ? ORDER BY id"
+    f"{', '.join(_COLUMNS)} FROM systems WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
 )
 _PBC = [np.array([bool(code & bit) for bit in (1, 2, 4)]) for code in range(8)]
 
@@ -66,18 +67,38 @@ def sqlite_rows(path: str, start: int, stop: int | None, step: int) -> Rows:
         raw = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
     except sqlite3.DatabaseError as error:
         raise _no_database(path, error) from error
+    last = 2**62 if stop is None else stop
     with closing(raw):
         try:
-            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
-            last = 2**62 if stop is None else stop
-            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
+            raw.execute("SELECT id FROM systems LIMIT 1").fetchone()
         except sqlite3.DatabaseError as error:
             raise _no_database(path, error) from error
         database = connect(path, use_lock_file=False)
         direct = _is_plain(raw, database)
+        while direct:
+            try:
+                # Portions, not one long reading: nobody who writes to it is kept waiting.
+                found = raw.execute(_QUERY, (start, last, step)).fetchall()
+            except sqlite3.DatabaseError:
+                break
+            if not found:
+                return
+            for columns in found:
+                identity = columns[0]
+                try:
+                    row: Any = _row_of(columns)
+                except Exception:
+                    row = _one_through_ase(database, identity)
+                yield identity, row, (identity, identity + 1)
+            start = found[-1][0] + 1
+        try:
+            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
+            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
+        except sqlite3.DatabaseError as error:
+            raise _no_database(path, error) from error
         for at in range(0, len(ids), step):
             part = ids[at : at + step]
-            rows = _direct(raw, part, database) if direct else _through_ase(database, part)
+            rows = _through_ase(database, part)
             for identity in part:
                 yield identity, rows[identity], (identity, identity + 1)
 
@@ -112,41 +133,21 @@ def _one_through_ase(database: Any, identity: int) -> Any:
         return error
 
 
-def _direct(raw: sqlite3.Connection, ids: Sequence[int], database: Any) -> dict[int, Any]:
-    rows: dict[int, Any] = {}
-    try:
-        for found in raw.execute(_QUERY, (ids[0], ids[-1])):
-            try:
-                rows[found[0]] = _row_of(found)
-            except Exception:
-                rows[found[0]] = _one_through_ase(database, found[0])
-    except sqlite3.DatabaseError:
-        return _through_ase(database, ids)
-    if len(rows) < len(ids):
-        return _through_ase(database, ids)
-    return rows
-
-
 def _row_of(found: Sequence[Any]) -> PlainRow:
     """A row from its columns; any exception where it is not plain."""
-    identity, pbc, constraints, parameters, pairs, data, *columns = found
+    identity, pbc, constraints, parameters, pairs, data = found[:_OTHERS]
     if constraints is not None:
         raise Odd
     if parameters is not None:
         _check_parameters(parameters)
     values: dict[str, Any] = {}
-    for (name, form), value in zip(_NAMED, columns, strict=True):
-        if form is None:
-            if value is not None:
-                values[name] = value
-        elif value is not None:
-            dtype, shape = form
-            if type(value) is not bytes:
-                raise Odd
-            array = np.frombuffer(value, dtype) if value else np.zeros(0, dtype)
-            values[name] = array if len(shape) == 1 else array.reshape(shape)
-        elif name in ("numbers", "positions", "cell"):
-            raise Odd
+    for place, name, dtype, shape in _there(tuple(map(type, found[_OTHERS:]))):
+        value = found[place]
+        if dtype is not None:
+            value = np.frombuffer(value, dtype) if value else np.zeros(0, dtype)
+            if shape is not None:
+                value = value.reshape(shape)
+        values[name] = value
     if pbc is not None:
         values["pbc"] = _PBC[pbc & 7]
     if pairs != "{}":
@@ -154,6 +155,32 @@ def _row_of(found: Sequence[Any]) -> PlainRow:
     if data != "null":
         values["data"] = _data(data)
     return PlainRow(values, identity)
+
+
+@lru_cache(maxsize=1024)
+def _there(kinds: tuple[type, ...]) -> list[tuple[int, str, Any, tuple[int, ...] | None]]:
+    """Of a row with columns of these types: place, name, dtype and shape of those that it has.
+
+    Raises
+    ------
+    Odd
+        Arrays are missing, or something else stands in their places.
+    """
+    out: list[tuple[int, str, Any, tuple[int, ...] | None]] = []
+    for place, ((name, form), kind) in enumerate(
+        zip(_COLUMNS.items(), kinds, strict=True), _OTHERS
+    ):
+        if kind is type(None):
+            if name in ("numbers", "positions", "cell"):
+                raise Odd
+        elif form is None:
+            out.append((place, name, None, None))
+        elif kind is bytes:
+            dtype, shape = form
+            out.append((place, name, dtype, shape if len(shape) > 1 else None))
+        else:
+            raise Odd
+    return out
 
 
 @lru_cache(maxsize=256)
