@@ -7,12 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from alchemi_xr._typing import Level
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import Record, check_record, voigt_to_matrix
 
-__all__ = ["atoms_to_record", "fault_of", "put_any", "put_results", "put_structure"]
+__all__ = [
+    "atoms_to_record",
+    "fault_of",
+    "place_any",
+    "place_result",
+    "put_any",
+    "put_fixed",
+    "put_results",
+    "put_structure",
+]
 
+_STRESSES = ("stress", "stresses")
 # Calculator results with one row an atom; all others are the system's.
 _PER_ATOM = ("forces", "energies", "stresses", "charges", "magmoms")
 _CHECKED = {
@@ -54,30 +65,46 @@ def put_results(record: Record, results: Mapping[str, Any], names: NameMap) -> N
     for name, value in results.items():
         if value is None:
             continue
-        if name in ("stress", "stresses"):
+        if name in _STRESSES:
             value = np.asarray(value, dtype=np.float64)
-            if value.shape[-1] == 6:
-                value = voigt_to_matrix(value)
-        if name in _PER_ATOM and np.shape(value)[:1] == (record.atoms,):
-            record.put(name, "atom", value, names)
-        else:
-            put_any(record, name, value, names)
+        shape = np.shape(value) if name in _STRESSES or name in _PER_ATOM else ()
+        level, voigt = place_result(name, shape, record.atoms)
+        record.put(name, level, voigt_to_matrix(value) if voigt else value, names)
+
+
+def place_result(name: str, shape: tuple[int, ...], atoms: int) -> tuple[Level, bool]:
+    """Level of a calculator's result, and whether it is six numbers for a matrix."""
+    voigt = name in _STRESSES and shape[-1] == 6
+    if voigt:
+        shape = (*shape[:-1], 3, 3)
+    if name in _PER_ATOM and (shape[:1] == (atoms,) or _is_rows(name, shape)):
+        return "atom", voigt
+    return "system", voigt
+
+
+def _is_rows(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether rows of three numbers are one an atom, be they too few (which is a fault) or not."""
+    spec = FIELDS.get(name)
+    return spec is not None and spec.level == "atom" and spec.tail == shape[1:] != ()
 
 
 def put_any(record: Record, name: str, value: Any, names: NameMap) -> None:
     """A value whose level nobody recorded: that of the field table, else the system's."""
+    level, voigt = place_any(name, _shape(value), record.atoms, names)
+    if voigt:
+        value = voigt_to_matrix(np.asarray(value, dtype=np.float64))
+    record.put(name, level, value, names)
+
+
+def place_any(name: str, shape: tuple[int, ...], atoms: int, names: NameMap) -> tuple[Level, bool]:
+    """Level of such a value, and whether it is six numbers for a matrix."""
     target = names.target(name, "atom").name
     known = FIELDS.get(target)
-    shape = _shape(value)
-    # Rows of three numbers are one an atom, be they too few (which is a fault) or not.
     if (known is not None and known.level == "atom") and (
-        shape[:1] == (record.atoms,) or (known.tail and shape[1:] == known.tail)
+        shape[:1] == (atoms,) or _is_rows(target, shape)
     ):
-        record.put(name, "atom", value, names)
-        return
-    if names.target(name, "system").name in ("stress", "virial") and shape == (6,):
-        value = voigt_to_matrix(np.asarray(value, dtype=np.float64))
-    record.put(name, "system", value, names)
+        return "atom", False
+    return "system", names.target(name, "system").name in ("stress", "virial") and shape == (6,)
 
 
 def _shape(value: Any) -> tuple[int, ...]:

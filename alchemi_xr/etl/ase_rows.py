@@ -1,8 +1,8 @@
-"""Rows of ASE databases, in the order of their ids: JSON, SQLite and LMDB.
+"""Rows of ASE databases, in the order of their ids: JSON and LMDB.
 
-Each reader gives, for a range, the id, the row (or the exception that it
-raised) and where it lies; none of them loads a database as a whole, and none
-writes to it.
+Each reader (that of :mod:`~alchemi_xr.etl.ase_sqlite`, too) gives, for a range, the id,
+the row (or the exception that it raised) and where it lies; none of them loads a
+database as a whole, and none writes to it.
 """
 
 from __future__ import annotations
@@ -12,51 +12,39 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
+from string import ascii_letters
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from alchemi_xr._optional import import_optional
+from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
+from alchemi_xr.etl.inflate import Inflate
+from alchemi_xr.native.text import ArrayReader, Taken
 
-__all__ = ["json_rows", "lmdb_metadata", "lmdb_rows", "sqlite_rows"]
+__all__ = [
+    "Odd",
+    "PackedRow",
+    "PlainRow",
+    "Rows",
+    "json_rows",
+    "lmdb_metadata",
+    "lmdb_rows",
+    "loads",
+    "plain",
+    "row_of",
+]
 
-_STEP = 500
+# Rows and bytes that are taken from an LMDB file at once.
+_STEP, _BYTES = 500, 8 * 2**20
+_NO_CELL, _NOT_PERIODIC = np.zeros((3, 3)), np.zeros(3, dtype=bool)
+_NESTED = frozenset((dict, list))
+_LETTERS = frozenset(ascii_letters)
+_TYPES = {n: np.dtype(n) for n in ("float64", "float32", "int64", "int32", "bool")}
 _ONE_AT_A_TIME = threading.Lock()
 Rows: TypeAlias = Iterator[tuple[int, Any, tuple[int, int]]]
-
-
-def sqlite_rows(path: str, start: int, stop: int | None, step: int) -> Rows:
-    import sqlite3
-    from urllib.parse import quote
-
-    from ase.db import connect
-
-    try:
-        raw = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
-        try:
-            query = "SELECT id FROM systems WHERE id >= ? AND id < ? ORDER BY id"
-            last = 2**62 if stop is None else stop
-            ids = [int(row[0]) for row in raw.execute(query, (start, last))]
-        finally:
-            raw.close()
-    except sqlite3.DatabaseError as error:
-        raise SourceError(path, f"is no ASE database ({error})") from error
-    database = connect(path, use_lock_file=False)
-    for at in range(0, len(ids), step):
-        part = ids[at : at + step]
-        rows: dict[int, Any] = {}
-        try:
-            rows = {r.id: r for r in database.select(f"id>={part[0]},id<={part[-1]}")}
-        except Exception:
-            # One row of the range cannot be decoded: find out which.
-            for identity in part:
-                try:
-                    rows[identity] = database.get(id=identity)
-                except Exception as error:
-                    rows[identity] = error
-        for identity in part:
-            yield identity, rows[identity], (identity, identity + 1)
 
 
 def json_rows(path: str, start: int, stop: int | None) -> Rows:
@@ -140,30 +128,46 @@ def lmdb_rows(path: str, start: int, stop: int | None) -> Rows:
     # Keys are decimal texts, sorted as text: the ids must be sorted anew. (A
     # file may lack its count key "nextid"; the keys alone tell what is there.)
     ids = range(start, stop) if stop is not None else _read_lmdb(path, _ids)
-    for at in range(0, len(ids), _STEP):
-        for identity, packed in _read_lmdb(path, partial(_packed, ids=ids[at : at + _STEP])):
+    reader, inflate = ArrayReader(), Inflate()
+    at = 0
+    while at < len(ids):
+        found, passed = _read_lmdb(path, partial(_packed, ids=ids[at : at + _STEP]))
+        at += passed
+        for identity, packed in found:
             if identity < start:
                 continue
             try:
-                row: Any = _row_of(zlib.decompress(packed), identity)
+                row: Any = _read_row(inflate(packed), identity, reader)
             except Exception as error:
                 row = error
             yield identity, row, (identity, identity + 1)
 
 
-class _Row:
+def _read_row(text: bytes | bytearray, identity: int, reader: ArrayReader) -> Any:
+    taken = reader(text)
+    if taken is not None and taken.form is not None:
+        return PackedRow(text, identity, taken, reader)
+    return row_of(text, identity, taken)
+
+
+class PlainRow:
     """What ``ase.db.row.AtomsRow`` gives of a row, without making one."""
 
-    __slots__ = ("constraints", "data", "id", "key_value_pairs", "values")
+    __slots__ = ("atoms", "constraints", "data", "id", "key_value_pairs", "values")
 
     def __init__(self, values: dict[str, Any], identity: int) -> None:
         self.constraints: tuple[Any, ...] = ()
         self.id = identity
         self.data: dict[str, Any] = values.pop("data", None) or {}
         self.key_value_pairs: dict[str, Any] = values.pop("key_value_pairs", None) or {}
-        values.setdefault("cell", np.zeros((3, 3)))
-        values.setdefault("pbc", np.zeros(3, dtype=bool))
+        if "cell" not in values:
+            values["cell"] = _NO_CELL
+        if "pbc" not in values:
+            values["pbc"] = _NOT_PERIODIC
         self.values = values
+        numbers = values.get("numbers")
+        # 0 where there is no such thing: then the row has a look of its own to get.
+        self.atoms = len(numbers) if type(numbers) is np.ndarray and numbers.ndim == 1 else 0
 
     def __contains__(self, name: object) -> bool:
         return name in self.values or name in self.key_value_pairs
@@ -177,37 +181,109 @@ class _Row:
         return self.values[name]
 
 
-class _Odd(Exception):
+class Odd(Exception):
     """A value that only ASE's own decoder knows."""
 
 
-def _row_of(text: bytes, identity: int) -> Any:
-    """A row, fast where all of it is plain numbers, texts and arrays."""
+class PackedRow:
+    """A row whose arrays are decoded, and of which the rest is known by its form alone.
+
+    Parameters
+    ----------
+    text : bytes or bytearray
+        JSON.
+    identity : int
+    taken : Taken
+        With a form.
+    reader : ArrayReader
+    """
+
+    __slots__ = (
+        "atoms",
+        "cells",
+        "first",
+        "form",
+        "id",
+        "reader",
+        "scalars",
+        "stop",
+        "text",
+        "words",
+    )
+
+    def __init__(
+        self, text: bytes | bytearray, identity: int, taken: Taken, reader: ArrayReader
+    ) -> None:
+        self.text, self.id, self.reader = text, identity, reader
+        _, self.cells, form, words, self.atoms, self.first, self.scalars, self.stop = taken
+        self.form, self.words = form or b"", words or b""
+
+    def plain(self) -> Any:
+        """The row, decoded altogether."""
+        return row_of(self.text, self.id, self.reader(self.text))
+
+
+def row_of(text: bytes | bytearray, identity: int, taken: Taken | None = None) -> Any:
+    """A row, fast where all of it is plain numbers, texts and arrays.
+
+    Parameters
+    ----------
+    text : bytes or bytearray
+        JSON.
+    identity : int
+    taken : Taken, optional
+        The text, taken apart.
+    """
     try:
-        values = _loads(text)
+        cells: NDArray | None = None
+        if taken is None:
+            values = loads(text)
+        else:
+            values, cells = loads(taken.rest), taken.cells
         if values.get("constraints") or not isinstance(values.get("data", {}), dict):
-            raise _Odd
-        return _Row({name: _plain(value) for name, value in values.items()}, identity)
-    except (ValueError, TypeError, AttributeError, _Odd):
+            raise Odd
+        for name, value in values.items():
+            if type(value) in _NESTED:
+                values[name] = plain(value, cells)
+        return PlainRow(values, identity)
+    except (ValueError, TypeError, AttributeError, KeyError, Odd):
         from ase.db.row import AtomsRow
         from ase.io.jsonio import decode
 
-        found = decode(text.decode())
-        found["id"] = identity
-        return AtomsRow(found)
+        row = decode(text.decode())
+        row["id"] = identity
+        return AtomsRow(row)
 
 
-def _plain(value: Any) -> Any:
-    """A value as ``ase.io.jsonio.decode`` gives it."""
-    if isinstance(value, dict):
+def plain(value: Any, cells: NDArray | None = None) -> Any:
+    """A value as ``ase.io.jsonio.decode`` gives it.
+
+    Parameters
+    ----------
+    value : object
+        As JSON has it.
+    cells : uint8 array, optional
+        Where the numbers of arrays lie, if not in the value
+        (:class:`~alchemi_xr.native.text.ArrayReader`).
+    """
+    kind = type(value)
+    if kind is dict:
         array = value.get("__ndarray__")
         if array is not None and len(value) == 1:
             shape, dtype, flat = array
-            return np.array(flat, dtype=dtype).reshape(shape)
-        if any(key.startswith("__") or _is_whole(key) for key in value):
-            raise _Odd
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list) and {dict, list} & set(map(type, value)):
+            if cells is None:
+                return np.array(flat, dtype=dtype).reshape(shape)
+            count = prod(shape)
+            if count == 0:
+                return np.zeros(shape, dtype)
+            found = np.frombuffer(cells, _TYPES[dtype], count, flat)
+            return found if len(shape) == 1 else found.reshape(shape)
+        for key, item in value.items():
+            if key[:2] == "__" or _is_whole(key):
+                raise Odd
+            if type(item) in _NESTED:
+                value[key] = plain(item, cells)
+    elif kind is list and {dict, list} & set(map(type, value)):
         for item in value:
             _without_dicts(item)
     return value
@@ -216,13 +292,15 @@ def _plain(value: Any) -> Any:
 def _without_dicts(value: Any) -> None:
     """Lists stay lists; what dicts in them are, ASE knows."""
     if isinstance(value, dict):
-        raise _Odd
+        raise Odd
     if isinstance(value, list):
         for item in value:
             _without_dicts(item)
 
 
 def _is_whole(key: str) -> bool:
+    if key[:1] in _LETTERS:
+        return False
     try:
         int(key)
     except ValueError:
@@ -230,7 +308,7 @@ def _is_whole(key: str) -> bool:
     return True
 
 
-def _decoder() -> Callable[[bytes], Any]:
+def _decoder() -> Callable[[Any], Any]:
     """The faster of the two JSON readers that there is."""
     try:
         from orjson import loads
@@ -239,7 +317,31 @@ def _decoder() -> Callable[[bytes], Any]:
     return loads
 
 
-_loads = _decoder()
+_decode = _decoder()
+
+
+def loads(text: str | bytes | bytearray | memoryview) -> Any:
+    """What JSON says, as ``json`` understands it.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or has NaN or infinities.
+    """
+    found = _decode(text)
+    if _has_huge(found):
+        # A whole number of more than 64 bits, which orjson takes for a float?
+        return json.loads(bytes(text) if isinstance(text, memoryview) else text)
+    return found
+
+
+def _has_huge(value: Any) -> bool:
+    kind = type(value)
+    if kind is float:
+        return not -(2.0**63) < value < 2.0**63
+    if kind is dict:
+        return "__ndarray__" not in value and any(map(_has_huge, value.values()))
+    return kind is list and any(map(_has_huge, value))
 
 
 def lmdb_metadata(path: str) -> dict[str, Any]:
@@ -252,9 +354,17 @@ def _ids(transaction: Any) -> list[int]:
     return sorted(int(key) for key in transaction.cursor().iternext(values=False) if key.isdigit())
 
 
-def _packed(transaction: Any, ids: Sequence[int]) -> list[tuple[int, bytes]]:
-    found = [(identity, transaction.get(str(identity).encode())) for identity in ids]
-    return [(identity, packed) for identity, packed in found if packed is not None]
+def _packed(transaction: Any, ids: Sequence[int]) -> tuple[list[tuple[int, bytes]], int]:
+    """Rows, not many more bytes than enough, and how many of the ids were asked for."""
+    found, size = [], 0
+    for passed, identity in enumerate(ids, 1):
+        packed = transaction.get(b"%d" % identity)
+        if packed is not None:
+            found.append((identity, packed))
+            size += len(packed)
+            if size > _BYTES:
+                return found, passed
+    return found, len(ids)
 
 
 def _read_lmdb(path: str, read: Callable[[Any], Any]) -> Any:

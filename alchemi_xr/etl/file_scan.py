@@ -78,6 +78,41 @@ class FileScan:
                 return
         self.segments.append((one, size))
 
+    def extend_all(
+        self, file: int, ones: Sequence[tuple[int, int, int, int]], weight: int, most: int
+    ) -> None:
+        """Put many records behind the last segment, as :meth:`extend` would one by one.
+
+        Parameters
+        ----------
+        file : int
+        ones : sequence of (first, start, stop, atoms)
+            Of each record its place in the file, its range and its atoms.
+        weight : int
+            Of an atom.
+        most : int
+            Records of a segment.
+        """
+        at = 0
+        while at < len(ones):
+            first, start, _, _ = ones[at]
+            last, size = self.segments[-1] if self.segments else (None, 0)
+            if last is None or first != last.first + last.frames or last.frames >= most:
+                last, size = Segment(file, start, start, first, 0, 0), 0
+            else:
+                self.segments.pop()
+            end = min(len(ones), at + most - last.frames)
+            stop = next((k for k in range(at, end) if ones[k][0] != first + k - at), end)
+            atoms = sum(one[3] for one in ones[at:stop])
+            grown = replace(
+                last,
+                stop=ones[stop - 1][2],
+                frames=last.frames + stop - at,
+                atoms=last.atoms + atoms,
+            )
+            self.segments.append((grown, size + atoms * weight))
+            at = stop
+
 
 def joined(
     results: Sequence[FileScan],

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MAX_PAIRS = 48, MAX_SHAPES = 64 };
+enum { MAX_PAIRS = 48, MAX_SHAPES = 64, MAX_SCALARS = 64 };
 
 /* Blanks are those of bytes.split(): 9 to 13 and 32. */
 static inline int is_blank(unsigned char c) { return c == 32 || (unsigned char)(c - 9) < 5; }
@@ -126,11 +126,15 @@ static inline int64_t eight_digits(const char *p) {
 }
 
 /* [-+]? (digits [. digits*] | . digits) ([eEdD] [-+]? digits)? from p on; where it ends, or NULL.
- * What stands behind it is for the caller to look at. */
-static const char *read_real(const char *p, const char *end, double *out) {
+ * What stands behind it is for the caller to look at. `json`: only what JSON calls a number,
+ * and not -0, which is whole there and so has no sign. */
+static inline const char *read_number(const char *p, const char *end, double *out, int json) {
     int negative = 0;
-    if (p < end && (*p == '-' || *p == '+'))
+    if (p < end && (*p == '-' || (*p == '+' && !json)))
         negative = *p++ == '-';
+    const char *first = p;
+    if (json && (end - p < 2 || !is_digit(*p) || (*p == '0' && is_digit(p[1]))))
+        return NULL;
     uint64_t w = 0;
     int64_t scale = 0;
     /* Nineteen digits fit into w; `kept` counts those from the first that is not 0. */
@@ -146,8 +150,13 @@ static const char *read_real(const char *p, const char *end, double *out) {
         }
     }
     Py_ssize_t digits = p - begin;
+    if (json && negative && p - first == 1 && *first == '0' &&
+        (p == end || (*p != '.' && *p != 'e' && *p != 'E')))
+        return NULL;
     if (p < end && *p == '.') {
         begin = ++p;
+        if (json && (p == end || !is_digit(*p)))
+            return NULL;
         int64_t eight;
         while (kept <= 11 && end - p >= 8 && (eight = eight_digits(p)) >= 0) {
             if (w != 0)
@@ -171,7 +180,7 @@ static const char *read_real(const char *p, const char *end, double *out) {
     }
     if (digits == 0)
         return NULL;
-    if (p < end && (*p == 'e' || *p == 'E' || *p == 'd' || *p == 'D')) {
+    if (p < end && (*p == 'e' || *p == 'E' || (!json && (*p == 'd' || *p == 'D')))) {
         p++;
         int less = 0;
         if (p < end && (*p == '-' || *p == '+'))
@@ -196,6 +205,10 @@ static const char *read_real(const char *p, const char *end, double *out) {
     }
     *out = negative ? -value : value;
     return p;
+}
+
+static const char *read_real(const char *p, const char *end, double *out) {
+    return read_number(p, end, out, 0);
 }
 
 /* [-+]? digits, at most 18 of them. */
@@ -702,6 +715,374 @@ static PyObject *text_numbers(PyObject *self, PyObject *args) {
     return PyLong_FromSsize_t(i);
 }
 
+/* -- arrays in JSON ------------------------------------------------------------------ */
+
+static inline const char *skip_white(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r'))
+        p++;
+    return p;
+}
+
+/* Past a mark, with blanks before it; NULL where it does not stand there. */
+static inline const char *past(const char *p, const char *end, const char *mark, size_t size) {
+    if (p == NULL)
+        return NULL;
+    p = skip_white(p, end);
+    if ((size_t)(end - p) < size || memcmp(p, mark, size) != 0)
+        return NULL;
+    return p + size;
+}
+
+enum { REALS, SINGLES, WHOLES, HALVES, LOGICALS };
+static const struct {
+    const char *name;
+    int size;
+} types[] = {{"\"float64\"", 8}, {"\"float32\"", 4}, {"\"int64\"", 8}, {"\"int32\"", 4},
+             {"\"bool\"", 1}};
+
+/* `count` numbers from p on, parted by commas, up to and past the closing bracket. */
+static const char *read_list(const char *p, const char *end, int64_t count, int type, char *to) {
+    for (int64_t i = 0; i < count; i++) {
+        if (i > 0) {
+            if (p == end || *p != ',') {
+                p = skip_white(p, end);
+                if (p == end || *p != ',')
+                    return NULL;
+            }
+            p++;
+        }
+        if (p < end && *p == ' ')
+            p++;
+        if (p < end && (unsigned char)*p <= 32)
+            p = skip_white(p, end);
+        if (type == REALS) {
+            double value;
+            p = read_number(p, end, &value, 1);
+            if (p == NULL)
+                return NULL;
+            memcpy(to + 8 * i, &value, 8);
+        } else if (type == SINGLES) {
+            double value;
+            p = read_number(p, end, &value, 1);
+            if (p == NULL || value > 3.4e38 || value < -3.4e38)
+                return NULL;
+            float single = (float)value;
+            memcpy(to + 4 * i, &single, 4);
+        } else if (type == LOGICALS) {
+            if (end - p >= 4 && memcmp(p, "true", 4) == 0) {
+                to[i] = 1;
+                p += 4;
+            } else if (end - p >= 5 && memcmp(p, "false", 5) == 0) {
+                to[i] = 0;
+                p += 5;
+            } else {
+                return NULL;
+            }
+        } else {
+            const char *begin = p;
+            if (p < end && *p == '-')
+                p++;
+            const char *first = p;
+            while (p < end && is_digit(*p))
+                p++;
+            int64_t value = 0; /* for compilers that do not see it */
+            if (p == first || (*first == '0' && p - first > 1) || !read_whole(begin, p, &value))
+                return NULL;
+            if (type == WHOLES) {
+                memcpy(to + 8 * i, &value, 8);
+            } else {
+                if (value > INT32_MAX || value < INT32_MIN)
+                    return NULL;
+                int32_t half = (int32_t)value;
+                memcpy(to + 4 * i, &half, 4);
+            }
+        }
+    }
+    return past(p, end, "]", 1);
+}
+
+/* Decimal digits of a number that is not negative. */
+static char *write_whole(char *to, int64_t value) {
+    char digits[20];
+    int n = 0;
+    do {
+        digits[n++] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value > 0);
+    while (n > 0)
+        *to++ = digits[--n];
+    return to;
+}
+
+/* What is written while a text is read. */
+typedef struct {
+    char *cells;
+    int64_t room, used; /* bytes of the cells */
+    int64_t first;      /* where the first array lies */
+    int64_t rows;       /* of the first array; -1 before it */
+    char *rest, *form, *words;
+    int forming; /* whether the form can be told */
+} taken_t;
+
+/* One array, from behind the key on; what is written of it: "[[shape], type, offset]}". */
+static const char *read_array(const char *p, const char *end, taken_t *t) {
+    p = past(p, end, ":", 1);
+    p = past(p, end, "[", 1);
+    p = past(p, end, "[", 1);
+    if (p == NULL)
+        return NULL;
+    int64_t count = 1;
+    char *out = t->rest, *form = t->form + 2;
+    t->form[0] = '@';
+    *out++ = '[';
+    *out++ = '[';
+    p = skip_white(p, end);
+    for (int axis = 0; p < end && *p != ']'; axis++) {
+        if (axis > 0) {
+            p = past(p, end, ",", 1);
+            if (p == NULL)
+                return NULL;
+            *out++ = ',';
+            p = skip_white(p, end);
+        }
+        const char *begin = p;
+        while (p < end && is_digit(*p))
+            p++;
+        int64_t length;
+        if (axis == 8 || p == begin || p - begin > 10 || (*begin == '0' && p - begin > 1) ||
+            !read_whole(begin, p, &length))
+            return NULL;
+        /* Each number takes a place in the text. */
+        if (length > end - p || (length > 0 && count > (end - p) / length))
+            return NULL;
+        count *= length;
+        out = write_whole(out, length);
+        if (t->rows < 0)
+            t->rows = length;
+        if (axis == 0 && length == t->rows)
+            *form++ = '*';
+        else
+            form = write_whole(form, length);
+        *form++ = ',';
+        p = skip_white(p, end);
+    }
+    p = past(p, end, "]", 1);
+    p = past(p, end, ",", 1);
+    if (p == NULL)
+        return NULL;
+    p = skip_white(p, end);
+    int type = -1;
+    for (int k = 0; k < 5; k++) {
+        size_t size = strlen(types[k].name);
+        if ((size_t)(end - p) >= size && memcmp(p, types[k].name, size) == 0) {
+            type = k;
+            p += size;
+            *out++ = ']';
+            *out++ = ',';
+            memcpy(out, types[k].name, size);
+            out += size;
+            *out++ = ',';
+            break;
+        }
+    }
+    if (type < 0)
+        return NULL;
+    p = past(p, end, ",", 1);
+    p = past(p, end, "[", 1);
+    int64_t at = (t->used + 7) & ~INT64_C(7);
+    if (p == NULL || at > t->room || count * types[type].size > t->room - at)
+        return NULL;
+    p = read_list(p, end, count, type, t->cells + at);
+    p = past(p, end, "]", 1);
+    p = past(p, end, "}", 1);
+    if (p == NULL)
+        return NULL;
+    t->used = at + count * types[type].size;
+    if (t->first < 0)
+        t->first = at;
+    out = write_whole(out, at);
+    *out++ = ']';
+    *out++ = '}';
+    t->rest = out;
+    t->form[1] = (char)('0' + type);
+    if (type == REALS && count == 9) {
+        /* A cell of zeros is none. */
+        int zero = 1;
+        for (int k = 0; k < 9; k++) {
+            double value;
+            memcpy(&value, t->cells + at + 8 * k, 8);
+            zero &= value == 0.0;
+        }
+        if (zero)
+            *form++ = 'z';
+    }
+    t->form = form;
+    return p;
+}
+
+/* A number that stands by itself; the end of it. Its value goes to `scalars`. */
+static const char *read_scalar(const char *p, const char *end, taken_t *t, char *scalars,
+                               int *count) {
+    const char *begin = p;
+    if (*p == '-')
+        p++;
+    const char *first = p;
+    while (p < end && is_digit(*p))
+        p++;
+    Py_ssize_t digits = p - first;
+    int whole = 1;
+    for (; p < end && (is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E' || *p == '-' || *p == '+');
+         p++)
+        whole = 0;
+    memcpy(t->rest, begin, (size_t)(p - begin));
+    t->rest += p - begin;
+    if (*count == MAX_SCALARS || digits == 0 || (*first == '0' && digits > 1)) {
+        t->forming = 0;
+        return p;
+    }
+    if (whole) {
+        int64_t value = 0;
+        t->forming &= read_whole(begin, p, &value);
+        memcpy(scalars + 8 * (*count)++, &value, 8);
+    } else {
+        double value = 0;
+        t->forming &= read_number(begin, p, &value, 1) == p;
+        memcpy(scalars + 8 * (*count)++, &value, 8);
+    }
+    *t->form++ = whole ? 'i' : 'f';
+    return p;
+}
+
+/* A text that is no key, quotes included: to the rest and to the words. */
+static void keep_word(const char *begin, const char *end, taken_t *t) {
+    memcpy(t->rest, begin, (size_t)(end - begin));
+    t->rest += end - begin;
+    for (const char *p = begin + 1; p < end - 1; p++) {
+        unsigned char c = (unsigned char)*p;
+        t->forming &= c >= 32 && c < 127 && c != '\\';
+    }
+    memcpy(t->words, begin + 1, (size_t)(end - begin - 2));
+    t->words += end - begin - 2;
+    *t->words++ = 0;
+    *t->form++ = 's';
+}
+
+static const struct {
+    const char *name;
+    int size;
+    char mark;
+} literals[] = {{"true", 4, 'T'}, {"false", 5, 'F'}, {"null", 4, 'N'}};
+
+/* arrays(text, cells, room, used, rest) -> None where something needs a second look, or
+ * (bytes of the rest, cells used, form, words, rows, first, scalars).
+ * In the rest an array {"__ndarray__": [[shape], "type", [numbers]]} is {"__ndarray__":
+ * [[shape],"type",offset]}, and its numbers lie in the cells from that byte on.
+ * The form is what texts have in common that differ in numbers, words, and rows alone: None
+ * where there are words with escapes or letters beyond ASCII. The words are those that are
+ * no keys, each with a 0 behind it; rows is the first length of the first array, which lies
+ * at `first`, the others behind it, each at the next multiple of 8; the numbers that stand
+ * by themselves are the last `scalars` eights of the cells.
+ * cells: `room` bytes, of which `used` are taken; rest: four times the bytes of the text,
+ * and 256: an offset may be longer than the numbers, and form and words lie behind. */
+static PyObject *text_arrays(PyObject *self, PyObject *args) {
+    Py_buffer text;
+    unsigned long long cells_at, rest_at;
+    Py_ssize_t room, taken;
+    if (!PyArg_ParseTuple(args, "y*KnnK:arrays", &text, &cells_at, &room, &taken, &rest_at))
+        return NULL;
+    static const char name[] = "\"__ndarray__\"";
+    const size_t size = sizeof(name) - 1;
+    char *rest = (char *)(uintptr_t)rest_at;
+    char *form = rest + 2 * text.len + 64, *words = form + text.len + 64;
+    taken_t t = {(char *)(uintptr_t)cells_at, room, taken, -1, -1, rest, form, words, 1};
+    char scalars[8 * MAX_SCALARS];
+    int count = 0;
+    const char *p = text.buf, *end = p + text.len;
+    Py_BEGIN_ALLOW_THREADS;
+    while (p != NULL && p < end) {
+        if (*p == '"') {
+            const char *begin = p++;
+            int escaped = 0;
+            while (p < end && *p != '"') {
+                if (*p == '\\') {
+                    escaped = 1;
+                    p++;
+                }
+                p++;
+            }
+            if (p >= end) {
+                p = NULL;
+                break;
+            }
+            p++;
+            const char *next = skip_white(p, end);
+            if (next == end || *next != ':') {
+                keep_word(begin, p, &t);
+                continue;
+            }
+            /* A key may spell the name of an array otherwise, or stand behind others. */
+            if (escaped || ((size_t)(p - begin) == size && memcmp(begin, name, size) == 0)) {
+                p = NULL;
+                break;
+            }
+            memcpy(t.rest, begin, (size_t)(p - begin));
+            memcpy(t.form, begin, (size_t)(p - begin));
+            t.rest += p - begin;
+            t.form += p - begin;
+        } else if (*p == '{') {
+            *t.rest++ = *p++;
+            const char *key = past(p, end, name, size);
+            if (key == NULL) {
+                *t.form++ = '{';
+                continue;
+            }
+            memcpy(t.rest, name, size);
+            t.rest += size;
+            *t.rest++ = ':';
+            p = read_array(key, end, &t);
+        } else if (is_digit(*p) || *p == '-') {
+            p = read_scalar(p, end, &t, scalars, &count);
+        } else if (*p == ',' || *p == ':' || *p == '[' || *p == ']' || *p == '}') {
+            *t.rest++ = *t.form++ = *p++;
+        } else if (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r') {
+            *t.rest++ = *p++;
+        } else {
+            int found = 0;
+            for (int k = 0; k < 3 && !found; k++) {
+                if (end - p >= literals[k].size &&
+                    memcmp(p, literals[k].name, (size_t)literals[k].size) == 0) {
+                    memcpy(t.rest, p, (size_t)literals[k].size);
+                    t.rest += literals[k].size;
+                    p += literals[k].size;
+                    *t.form++ = literals[k].mark;
+                    found = 1;
+                }
+            }
+            if (!found)
+                p = NULL; /* NaN, or no JSON at all */
+        }
+    }
+    if (p != NULL) {
+        t.used = (t.used + 7) & ~INT64_C(7);
+        if (t.used > room || 8 * count > room - t.used) {
+            p = NULL;
+        } else {
+            memcpy(t.cells + t.used, scalars, (size_t)(8 * count));
+            t.used += 8 * count;
+        }
+    }
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&text);
+    if (p == NULL)
+        Py_RETURN_NONE;
+    if (!t.forming || t.rows < 1)
+        return Py_BuildValue("nnOOiii", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used, Py_None,
+                             Py_None, 0, 0, 0);
+    return Py_BuildValue("nny#y#nni", (Py_ssize_t)(t.rest - rest), (Py_ssize_t)t.used, form, (Py_ssize_t)(t.form - form), words,
+                         (Py_ssize_t)(t.words - words), (Py_ssize_t)t.rows, (Py_ssize_t)t.first,
+                         count);
+}
+
 /* set_powers(bytes): the table of `powers`, which the Python side works out exactly. */
 static PyObject *text_set_powers(PyObject *self, PyObject *args) {
     Py_buffer table;
@@ -723,6 +1104,7 @@ static PyMethodDef methods[] = {
     {"frames", text_frames, METH_VARARGS, "Where frames lie."},
     {"pairs", text_pairs, METH_VARARGS, "Keys and values of comments, by their shape."},
     {"numbers", text_numbers, METH_VARARGS, "Numbers of short texts."},
+    {"arrays", text_arrays, METH_VARARGS, "Arrays in JSON."},
     {"set_powers", text_set_powers, METH_VARARGS, "Powers of five, to 128 bits."},
     {NULL, NULL, 0, NULL},
 };

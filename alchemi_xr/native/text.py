@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,17 @@ try:
 except ImportError:  # no compiler at installation
     _text = None  # type: ignore[assignment]
 
-__all__ = ["Pair", "Shape", "available", "comment_shapes", "find_frames", "numbers", "table"]
+__all__ = [
+    "ArrayReader",
+    "Pair",
+    "Shape",
+    "Taken",
+    "available",
+    "comment_shapes",
+    "find_frames",
+    "numbers",
+    "table",
+]
 
 #: Columns of what :func:`find_frames` gives.
 OFFSET, LINE, COMMENT, COMMENT_STOP, BODY, STOP, ATOMS = range(7)
@@ -263,6 +273,81 @@ def table(
             symbols.ctypes.data,
         )
     )
+
+
+class Taken(NamedTuple):
+    """A text of JSON without the numbers of its arrays.
+
+    Parameters
+    ----------
+    rest : memoryview
+        The text, with an offset in the place of each array's numbers; good until the
+        next text is read.
+    cells : uint8 array
+        Where the numbers lie from that byte on, in the machine's order.
+    form : bytes or None
+        What it has in common with all texts that differ from it in numbers, in words that
+        are no keys, and in how many rows its arrays have, as far as they have as many as
+        the first; and in blanks. None where that cannot be told.
+    words : bytes or None
+        Those words, each with a 0 behind it.
+    rows : int
+        Of the first array.
+    first, scalars : int
+        In the cells: where the first array lies, with the others behind it, each at the
+        next multiple of 8; and where the numbers that stand by themselves begin, eight
+        bytes each.
+    stop : int
+        Where they end.
+    """
+
+    rest: memoryview
+    cells: NDArray
+    form: bytes | None
+    words: bytes | None
+    rows: int
+    first: int
+    scalars: int
+    stop: int
+
+
+class ArrayReader:
+    """Takes the arrays out of texts of JSON.
+
+    An array is an object ``{"__ndarray__": [shape, "type", numbers]}``, as ASE and others
+    write it, of type float64, float32, int64, int32 or bool.
+    """
+
+    _CELLS = 4 * 2**20
+
+    def __init__(self) -> None:
+        self._rest = self._new(2**16)
+        self._view = memoryview(self._rest[0])  # type: ignore[arg-type]
+        self._cells = self._new(self._CELLS)
+        self._used = 0
+
+    @staticmethod
+    def _new(size: int) -> tuple[NDArray, int, int]:
+        memory = np.empty((size + 7) // 8 * 8, dtype=np.uint8)
+        return memory, memory.ctypes.data, len(memory)
+
+    def __call__(self, text: bytes | bytearray) -> Taken | None:
+        """A text, taken apart; None where something in it is not plainly right."""
+        if _text is None:
+            return None
+        room = 4 * len(text) + 256  # a number has two bytes of text and eight in the cells
+        if self._rest[2] < room:
+            self._rest = self._new(2 * room)
+            self._view = memoryview(self._rest[0])  # type: ignore[arg-type]
+        if self._cells[2] - self._used < room:
+            self._cells, self._used = self._new(max(room, self._CELLS)), 0
+        cells, at, size = self._cells
+        found = _text.arrays(text, at, size, self._used, self._rest[1])
+        if found is None:
+            return None
+        length, used, form, words, rows, first, count = found
+        self._used = used
+        return Taken(self._view[:length], cells, form, words, rows, first, used - 8 * count, used)
 
 
 def _powers_of_five() -> bytes:

@@ -13,19 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemi_xr.etl import ase_rows
-from alchemi_xr.etl.ase_rows import _row_of
+from alchemi_xr.etl.ase_rows import row_of
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.sources.ase_db import AseDbSource
+from alchemi_xr.native.text import ArrayReader
 
 
 def record_of(row: Any) -> Any:
     return AseDbSource(["x.aselmdb"], names=NameMap())._record(row, 0)
 
 
-def same(text: str) -> Any:
+def same(text: str, arrays: ArrayReader | None = None) -> Any:
     values = decode(text)
     values["id"] = 7
-    want, row = record_of(AtomsRow(values)), _row_of(text.encode(), 7)
+    want, row = (
+        record_of(AtomsRow(values)),
+        row_of(text.encode(), 7, arrays(text.encode()) if arrays else None),
+    )
     got = record_of(row)
     assert (got.atoms, got.keys, got.unstored) == (want.atoms, want.keys, want.unstored)
     for left, right in ((got.atom, want.atom), (got.system, want.system)):
@@ -65,7 +69,7 @@ def row_text(**more: Any) -> str:
     ],
 )
 def test_plain_rows_are_read_fast_and_the_same(more: dict[str, Any]) -> None:
-    assert isinstance(same(row_text(**more)), ase_rows._Row)
+    assert isinstance(same(row_text(**more)), ase_rows.PlainRow)
 
 
 @pytest.mark.parametrize(
@@ -105,5 +109,5 @@ def test_any_data(data: dict[str, Any]) -> None:
 
 
 def test_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ase_rows, "_loads", json.loads)
-    assert isinstance(same(row_text(data={"tag": "a"})), ase_rows._Row)
+    monkeypatch.setattr(ase_rows, "_decode", json.loads)
+    assert isinstance(same(row_text(data={"tag": "a"})), ase_rows.PlainRow)

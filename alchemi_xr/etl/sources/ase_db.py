@@ -10,16 +10,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from alchemi_xr._typing import IntArray
 from alchemi_xr.errors import SourceError
+from alchemi_xr.etl.ase_forms import EXTRAS, RESULTS, Form, Forms
+from alchemi_xr.etl.ase_packed import PackedForm, PackedForms
 from alchemi_xr.etl.ase_records import fault_of, put_any, put_fixed, put_results, put_structure
-from alchemi_xr.etl.ase_rows import json_rows, lmdb_metadata, lmdb_rows, sqlite_rows
+from alchemi_xr.etl.ase_rows import PackedRow, json_rows, lmdb_metadata, lmdb_rows
+from alchemi_xr.etl.ase_sqlite import sqlite_rows
+from alchemi_xr.etl.batch_spool import Spooled, Spooling
 from alchemi_xr.etl.file_scan import FileScan, joined
 from alchemi_xr.etl.names import NameMap
-from alchemi_xr.etl.records import Record, as_text, records_to_block
+from alchemi_xr.etl.records import Record, as_text
+from alchemi_xr.etl.row_batch import Group, groups_of, groups_to_block
 from alchemi_xr.etl.schema import Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, plain_map
 from alchemi_xr.plan.rejects import Reject
@@ -30,19 +37,8 @@ __all__ = ["AseDbSource"]
 _JSON_START = re.compile(rb'\s*\{\s*("\d+"\s*:\s*\{|"(ids|nextid|metadata)")')
 _LMDB = (".aselmdb", ".lmdb")
 _ROWS = 500
-# Columns of a row that are no result of a calculator.
-_RESULTS = (
-    "energy",
-    "free_energy",
-    "forces",
-    "stress",
-    "dipole",
-    "magmoms",
-    "magmom",
-    "charges",
-    "energies",
-    "stresses",
-)
+# A batch has as many atoms at most, unless it is of one row.
+_ATOMS = 200_000
 
 
 class AseDbSource:
@@ -54,18 +50,28 @@ class AseDbSource:
     names : NameMap, optional
     rows : int
         Rows that one task reads.
+    spool : str, optional
+        Folder in which the scan puts down what it has decoded, for the reading;
+        without it, rows are decoded twice.
     """
 
     name: ClassVar[str] = "ase-db"
 
     def __init__(
-        self, paths: Sequence[str], *, names: NameMap | None = None, rows: int = _ROWS
+        self,
+        paths: Sequence[str],
+        *,
+        names: NameMap | None = None,
+        rows: int = _ROWS,
+        spool: str | None = None,
     ) -> None:
         self.paths = [os.fspath(p) for p in paths]
         self.files = [os.path.abspath(p) for p in self.paths]
         self.names = names or NameMap()
         self.rows = rows
         self.schema: Schema | None = None
+        self._spool = spool
+        self._spooled: dict[int, Spooled] = {}
 
     @classmethod
     def matches(cls, path: str) -> bool:
@@ -95,19 +101,49 @@ class AseDbSource:
         )
         scan.notes += [note for result in results for note in result.notes]
         self.schema = scan.schema
+        self._spooled = {i: r.spooled for i, r in enumerate(results) if r.spooled is not None}
         return scan
 
     def read(self, partition: Partition) -> PartResult:
         """The rows of a partition."""
         if self.schema is None:
             raise SourceError(self.paths[0], "read before scan", mend="call scan() first")
-        records: list[Record] = []
+        groups: list[Group] = []
+        places: list[IntArray] = []
+        base = 0
         for segment in partition.segments:
-            for _, row, _ in self._rows(segment.file, segment.start, segment.stop):
+            found = self._groups(segment)
+            groups += found
+            places += [g.numbers - segment.first + base for g in found]
+            base += sum(len(g.atoms) for g in found)
+        return PartResult(groups_to_block(groups, places, self.schema))
+
+    def _groups(self, segment: Segment) -> list[Group]:
+        """The rows of a segment: as the scan has put them down, or decoded again."""
+        if segment.file in self._spooled:
+            try:
+                return self._spooled[segment.file].read(
+                    segment.first, segment.first + segment.frames
+                )
+            except OSError:
+                pass  # the scan ran elsewhere, say
+        path = self.paths[segment.file]
+        forms = self._forms(segment.file)
+        packed = PackedForms(forms)
+        groups: list[Group] = []
+        number = segment.first
+        for batch in _batches(self._rows(segment.file, segment.start, segment.stop), self.rows):
+            sorting = _Sorting(forms, packed)
+            for _, row, _ in batch:
                 if isinstance(row, Exception):
-                    raise SourceError(self.paths[segment.file], f"a row cannot be read: {row}")
-                records.append(self._record(row, segment.file))
-        return PartResult(records_to_block(records, self.schema))
+                    raise SourceError(path, f"a row cannot be read: {row}")
+                sorting.add(number, row)
+                number += 1
+            groups += sorting.groups()
+        return groups
+
+    def _forms(self, number: int) -> Forms:
+        return Forms(self.names, self.paths[number], lambda row: self._record(row, number))
 
     def _rows(
         self, number: int, start: int, stop: int | None
@@ -125,11 +161,11 @@ class AseDbSource:
         names = self.names
         record = Record(len(row.numbers))
         put_structure(record, row.numbers, row.positions, row.cell, row.pbc, names)
-        for name in ("momenta", "masses", "tags", "initial_magmoms", "initial_charges"):
+        for name in EXTRAS:
             if name in row:
                 record.put(name, "atom", np.asarray(row[name]), names)
         put_fixed(record, row.constraints, names)
-        put_results(record, {n: row[n] for n in _RESULTS if n in row}, names)
+        put_results(record, {n: row[n] for n in RESULTS if n in row}, names)
         for name, value in row.key_value_pairs.items():
             put_any(record, name, value, names)
         for name, value in (row.data or {}).items():
@@ -139,28 +175,115 @@ class AseDbSource:
         return record
 
 
-def _scan_file(job: tuple[AseDbSource, int]) -> FileScan:
+@dataclass
+class _DbScan(FileScan):
+    """With what the scan has put down, if it could."""
+
+    spooled: Spooled | None = None
+
+
+class _Sorting:
+    """The rows of a batch, by their form."""
+
+    def __init__(self, forms: Forms, packed: PackedForms) -> None:
+        self.forms, self.packed = forms, packed
+        self.alike: dict[Form | PackedForm, list[tuple[int, Any]]] = {}
+        self.others: list[tuple[int, Record]] = []
+
+    def add(self, number: int, row: Any) -> Form | PackedForm | Record:
+        """Take a row at a place in its file; what is known of it then."""
+        form: Form | PackedForm | None = None
+        if type(row) is PackedRow:
+            form = self.packed.form_of(row)
+            if form is None:
+                row = row.plain()
+        if form is None:
+            form = self.forms.form_of(row)
+        if form is None:
+            record = self.forms.record_of(row)
+            self.others.append((number, record))
+            return record
+        self.alike.setdefault(form, []).append((number, row))
+        return form
+
+    def groups(self) -> list[Group]:
+        # Each kind of form makes groups of its own kind of rows.
+        return [
+            *(form.group(rows, self.forms.path) for form, rows in self.alike.items()),
+            *groups_of(self.others),
+        ]
+
+
+def _scan_file(job: tuple[AseDbSource, int]) -> _DbScan:
     source, number = job
     shown = source.paths[number]
-    out = FileScan(notes=_metadata_notes(source.files[number], shown))
-    for identity, row, (start, stop) in source._rows(number, 0, None):
+    out = _DbScan(notes=_metadata_notes(source.files[number], shown))
+    forms = source._forms(number)
+    packed = PackedForms(forms)
+    with Spooling(source._spool, f"ase-db-{number:06d}") as spooling:
+        for batch in _batches(source._rows(number, 0, None), source.rows):
+            spooling.put(_take(out, batch, _Sorting(forms, packed), shown, number, source.rows))
+        out.spooled = spooling.finish()
+    return out
+
+
+def _take(
+    out: FileScan, batch: Sequence[Any], sorting: _Sorting, shown: str, number: int, most: int
+) -> list[Group]:
+    """Count in a batch of rows; the good ones as groups."""
+    good: list[tuple[int, int, int, int]] = []
+    for identity, row, (start, stop) in batch:
+        place = out.records
         out.records += 1
-        fault: tuple[str, str] | None
+        fault: tuple[str, str] | None = None
         try:
             if isinstance(row, Exception):
                 raise row
-            record = source._record(row, number)
-            fault = fault_of(record)
+            found = sorting.add(place, row)
+            if isinstance(found, Record):
+                fault = fault_of(found)
         except Exception as error:
-            record, fault = Record(0), ("", f"{type(error).__name__}: {error}")
+            fault = "", f"{type(error).__name__}: {error}"
         if fault is not None:
+            if sorting.others and sorting.others[-1][0] == place:
+                sorting.others.pop()
             reason = f"row id {identity}: {fault[1]}"
-            out.rejects.append(Reject(shown, out.records - 1, reason, field=fault[0]))
+            out.rejects.append(Reject(shown, place, reason, field=fault[0]))
             continue
-        out.take(record, (k for k in record.keys if not k.startswith("source_")))
-        segment = Segment(number, start, stop, out.records - 1, 1, record.atoms)
-        out.extend(segment, record.atoms * 100, most=source.rows)
-    return out
+        if isinstance(found, Record):
+            atoms = found.atoms
+            out.unstored.update(found.unstored)
+            found.observe(out.observer)
+            out.keys.update(k for k in found.keys if not k.startswith("source_"))
+        else:
+            atoms = sorting.alike[found][-1][1].atoms
+            if len(sorting.alike[found]) == 1:
+                # Names are told in the order in which they are met.
+                out.keys.update(dict.fromkeys(found.keys, 0))
+        good.append((place, start, stop, atoms))
+    for form, rows in sorting.alike.items():
+        for key in form.keys:
+            out.keys[key] += len(rows)
+    groups = sorting.groups()
+    for group in groups[: len(sorting.alike)]:
+        group.observe(out.observer)
+    out.atoms.extend(one[3] for one in good)
+    out.extend_all(number, good, 100, most)
+    return groups
+
+
+def _batches(rows: Iterator[Any], most: int) -> Iterator[list[Any]]:
+    """Rows in lists, not too many or too large ones."""
+    batch: list[Any] = []
+    atoms = 0
+    for item in rows:
+        batch.append(item)
+        atoms += getattr(item[1], "atoms", 1000)
+        if len(batch) >= most or atoms > _ATOMS:
+            yield batch
+            batch, atoms = [], 0
+    if batch:
+        yield batch
 
 
 def _metadata_notes(path: str, shown: str) -> list[str]:
