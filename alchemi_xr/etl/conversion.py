@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -213,7 +214,7 @@ def convert(
     with open_runner(client, threads=threads) as runner:
         with open_progress(progress) as shown, open_job(destination) as job:
             check_reach(destination, runner)
-            given.run_scan(str(job.spool), _scanning(runner, shown, len(given.paths)))
+            given.run_scan(str(job.spool), _scanning(runner, shown, given.kind, len(given.paths)))
             # What lies below TMPDIR here, workers elsewhere cannot reach.
             near = isinstance(destination, Path) or runner.client is None
             given.survey(runner, shown, job.spool if near else None)
@@ -320,8 +321,10 @@ def plan_convert(
     return given.plan(as_config(profile))
 
 
-def _scanning(runner: Runner, shown: Progress, files: int) -> Mapper:
+def _scanning(runner: Runner, shown: Progress, kind: type[Any], files: int) -> Mapper:
     shown.start("scan", files, "files")
+    # What reads in C lets other threads run; all else only waits for them.
+    threads = runner.threads if getattr(kind, "scans_in_threads", False) else 1
 
     def mapper(function: Any, items: Sequence[Any]) -> list[Any]:
         if runner.client is not None:
@@ -329,9 +332,10 @@ def _scanning(runner: Runner, shown: Progress, files: int) -> Mapper:
             shown.advance(len(items))
             return results
         results = []
-        for item in items:
-            results.append(function(item))
-            shown.advance()
+        with ThreadPoolExecutor(threads) as pool:
+            for result in (pool.map if threads > 1 else map)(function, items):
+                results.append(result)
+                shown.advance()
         return results
 
     return mapper

@@ -57,6 +57,7 @@ class ExtxyzSource:
     """
 
     name: ClassVar[str] = "extxyz"
+    scans_in_threads: ClassVar[bool] = True
 
     def __init__(
         self,
