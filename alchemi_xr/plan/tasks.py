@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+_TRIM_BYTES = 32 * 2**20
+_written = 0  # by all threads since memory was last given back; need not be exact
+
+
 @dataclass(slots=True)
 class PartResult:
     """What a reader gives for one extent.
@@ -210,8 +214,10 @@ def cut(loaded: Loaded, rows: Cut) -> dict[str, Any]:
 
 def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, Any]]) -> int:
     """Write one shard of every array of a level; gives its number back."""
+    written = 0
     for name in task.names:
         parts = [piece[name] for piece in pieces]
+        written += sum(part.nbytes for part in parts)
         if name.startswith(presence("")):
             mask = np.concatenate(parts)
             writer.write_present(name.removeprefix(presence("")), task.start, mask, flush=False)
@@ -220,7 +226,12 @@ def write_shard(writer: BulkWriter, task: ShardTask, pieces: Sequence[dict[str, 
     # Before the journal: after a loss of power it must not speak of bytes that are gone.
     if not writer.defers:
         writer.flush()
-    trim()
+    global _written
+    _written += written
+    if _written >= _TRIM_BYTES:
+        # Not each time: what is given back has to be asked for, page by page, again.
+        _written = 0
+        trim()
     return task.number
 
 
