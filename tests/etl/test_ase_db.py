@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ase.io.jsonio import decode, encode
 
 from alchemi_xr.data.block import Block
 from alchemi_xr.etl import ase_forms, batch_spool, inflate
-from alchemi_xr.etl.ase_records import fault_of
+from alchemi_xr.etl.ase_records import fault_of, place_result
 from alchemi_xr.etl.ase_rows import PackedRow, PlainRow
 from alchemi_xr.etl.records import Record, records_to_block
 from alchemi_xr.etl.schema import FieldObserver
@@ -49,6 +50,8 @@ def atoms_of(rng: np.random.Generator, kind: int, n: int) -> Atoms:
         atoms.set_momenta(rng.normal(size=(n, 3)))
         atoms.set_masses(rng.uniform(1, 9, n))
         del results["energy" if rng.random() < 0.3 else "forces"]
+    if kind == 8 and rng.random() < 0.5:
+        results["magmoms"] = rng.normal(size=n)
     if kind == 4 and rng.random() < 0.5:
         atoms.set_constraint(FixAtoms([0]))
     atoms.calc = SinglePointCalculator(atoms, **results)
@@ -70,8 +73,12 @@ def data_of(rng: np.random.Generator, kind: int, n: int) -> dict[str, Any]:
         3: {"nested": {"x": [1.5, 2], "y": {"z": [1]}}, "i4": np.arange(n, dtype="i4")},
         4: {"energy": 2.5, "forces": rng.normal(size=(n, 3)), "charges": list(range(n))},
         5: {"energies": float(rng.normal()), "stress": rng.normal(size=6), "on": np.arange(n) > 1},
-        6: {"charges": rng.normal(size=n + 1), "huge": 2**70, "virial": rng.normal(size=6)},
-        7: {"source_id": 7, "source_file": "s", "nan": float("nan")},
+        6: {
+            "charges": rng.normal(size=n + 1),
+            "huge": 2**70 if rng.random() < 0.3 else 5,
+            "virial": rng.normal(size=6),
+        },
+        7: {"source_id": 1, "source_file": "s", "nan": float("nan")},
         8: {"level": rng.normal(size=n) if n % 2 else "text", "magmoms": rng.normal(size=n)},
     }
     return {k: v for k, v in given[kind].items() if rng.random() < 0.8}
@@ -112,9 +119,11 @@ def write_lmdb(path: Path, texts: list[str]) -> None:
             transaction.put(str(number).encode(), zlib.compress(said.encode()))
 
 
-def by_ase(source: AseDbSource, rows: Iterator[Any]) -> tuple[Block, FieldObserver, list[str]]:
+def by_ase(
+    source: AseDbSource, rows: Iterator[Any]
+) -> tuple[Block, FieldObserver, Counter[str], list[str]]:
     """The good rows as ASE's decoder gives them, one by one."""
-    observer, records, faults = FieldObserver(), [], []
+    observer, keys, records, faults = FieldObserver(), Counter[str](), [], []
     for identity, row in rows:
         try:
             if isinstance(row, Exception):
@@ -125,10 +134,11 @@ def by_ase(source: AseDbSource, rows: Iterator[Any]) -> tuple[Block, FieldObserv
             record, fault = Record(0), ("", f"{type(error).__name__}: {error}")
         if fault is None:
             record.observe(observer)
+            keys.update(k for k in record.keys if not k.startswith("source_"))
             records.append(record)
         else:
             faults.append(f"row id {identity}: {fault[1]}")
-    return records_to_block(records, observer.schema()), observer, faults
+    return records_to_block(records, observer.schema()), observer, keys, faults
 
 
 def through_ase(path: Path) -> Iterator[tuple[int, Any]]:
@@ -153,9 +163,10 @@ def decoded(texts: list[str]) -> Iterator[tuple[int, Any]]:
 
 def check(source: AseDbSource, rows: Iterator[Any]) -> None:
     """A source gives what ASE's decoder gives of all rows."""
-    want, observer, faults = by_ase(source, rows)
+    want, observer, keys, faults = by_ase(source, rows)
     scan = source.scan()
     assert scan.schema == observer.schema()
+    assert list(scan.keys.items()) == list(keys.items())  # as they are met
     assert [r.reason for r in scan.rejects] == faults
     assert scan.num_atoms.tolist() == np.diff(want.atoms_ptr).tolist()
     got = Block.concat([source.read(p).block for p in scan.partitions])
@@ -375,6 +386,14 @@ def test_inflate(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for packed in (b"", b"junk", zlib.compress(b"abc" * 99)[:-5]):
         with pytest.raises(zlib.error):
             run(packed)
+
+
+def test_six_numbers_are_a_matrix() -> None:
+    assert place_result("stress", (6,), 6) == ("system", True)
+    assert place_result("stresses", (4, 6), 4) == ("atom", True)
+    assert place_result("stresses", (6,), 3) == ("atom", True)  # three rows of the matrix
+    assert place_result("stresses", (6,), 6) == ("system", True)
+    assert place_result("forces", (4, 3), 4) == ("atom", False)
 
 
 def test_a_packed_row_knows_its_plain_one() -> None:
