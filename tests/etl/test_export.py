@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import alchemi_xr
@@ -88,8 +88,10 @@ def same(got: Block, want: Block, report: Any, *, fills: bool = False) -> None:
             assert name not in got, name
             continue
         assert name in got, name
-        if not any("fields of atoms" in note for note in report.notes):
-            assert got.levels[name] == want.levels[name], name
+        # What an array of arrays cannot tell from a field of atoms, the export has told.
+        if any("fields of atoms" in note and name in note for note in report.notes):
+            continue
+        assert got.levels[name] == want.levels[name], name
         if not fills:
             np.testing.assert_array_equal(got.has(name), want.has(name), err_msg=name)
         found = got.arrays[name].reshape(values.shape)
@@ -118,6 +120,7 @@ def test_round_trip(tmp_path: Path, file: str, holes: bool) -> None:
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(counts=[1, 2], seed=0, file="out.npz", size=1)
 @given(
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=7),
     seed=st.integers(0, 99),
