@@ -196,3 +196,44 @@ def test_offsets_are_those_of_the_file_that_was_scanned(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: stat.st_size // 2])
     with pytest.raises(SourceError):
         source.read(partition)
+
+
+def test_links_to_other_files(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["before"] = np.full(1000, np.nan)
+        made = molecules(file)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        # Long enough that an offset of the other file is inside of this one, too.
+        file["filling"] = np.zeros(20_000)
+        for name in ("m0", "m1"):
+            file[name] = h5py.ExternalLink("other.h5", f"/{name}")
+        for name in ("m2", "m3"):
+            for array in ("species", "coordinates", "energy", "forces", "smiles"):
+                file[f"{name}/{array}"] = h5py.ExternalLink("other.h5", f"/{name}/{array}")
+    _, store = converted(tmp_path / "a.h5")
+    block = whole(store)
+    np.testing.assert_array_equal(block["positions"], np.concatenate(made["positions"]))
+    np.testing.assert_array_equal(block["energy"][:, 0], made["energy"])
+
+
+@pytest.mark.timeout(60)
+def test_links_in_a_circle(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = molecules(file.create_group("set"))
+        file["root"] = h5py.SoftLink("/")
+        file["set/back"] = file["/"]
+        file["kind"] = np.dtype("f4")
+    _, store = converted(tmp_path / "a.h5")
+    np.testing.assert_array_equal(whole(store)["positions"], np.concatenate(made["positions"]))
+
+
+def test_links_to_nothing(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = molecules(file)
+        file["a/nowhere"] = h5py.SoftLink("/none")
+        file["elsewhere"] = h5py.ExternalLink("none.h5", "/m0")
+    with pytest.raises(SourceError, match="a/nowhere: cannot be opened"):
+        converted(tmp_path / "a.h5")
+    report, store = converted(tmp_path / "a.h5", on_error="quarantine")
+    assert [r.reason.partition(":")[0] for r in report.rejects] == ["a/nowhere", "elsewhere"]
+    np.testing.assert_array_equal(whole(store)["positions"], np.concatenate(made["positions"]))
