@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +240,20 @@ def test_links_to_nothing(converted: Any, tmp_path: Path) -> None:
     report, store = converted(tmp_path / "a.h5", on_error="quarantine")
     assert [r.reason.partition(":")[0] for r in report.rejects] == ["a/nowhere", "elsewhere"]
     np.testing.assert_array_equal(whole(store)["positions"], np.concatenate(made["positions"]))
+
+
+def test_equal_bytes_in_every_process(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file.create_group("m")
+        group["coordinates"], group["species"] = np.zeros((1, 1, 3)), [1]
+        group["energies"], group["forces"] = np.zeros(1), np.zeros((1, 1, 3))
+    documents = set()
+    for seed in "1234":
+        subprocess.run(
+            [sys.executable, "-m", "alchemi_xr", "convert", "-q", "a.h5", f"{seed}.zarr"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
+        documents.add((tmp_path / f"{seed}.zarr" / "zarr.json").read_bytes())
+    assert len(documents) == 1

@@ -79,7 +79,7 @@ class Hdf5Source(ArraySource):
         if not (ani1x or ani2x):
             return {}
         units: dict[str, str] = {}
-        for name in names:
+        for name in sorted(names):  # a set's own order is another one in every process
             if name in ("coordinates",):
                 units[name] = "Å"
             elif name in ("energies",) or name.endswith("energy"):
