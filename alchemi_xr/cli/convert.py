@@ -321,5 +321,5 @@ def parse_bytes(text: str) -> int:
 
 def _show(result: Any, quiet: bool, report: Path | None) -> None:
     if report is not None:
-        report.write_text(result.to_json() + "\n", encoding="utf-8")
+        report.write_text(result.to_json() + "\n", encoding="utf-8", errors="replace")
     typer.echo(result.summary() if quiet else str(result))

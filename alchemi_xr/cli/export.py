@@ -60,5 +60,5 @@ def export(
         options=values(option),
     )
     if report is not None:
-        report.write_text(result.to_json() + "\n", encoding="utf-8")
+        report.write_text(result.to_json() + "\n", encoding="utf-8", errors="replace")
     typer.echo(result.summary() if quiet else str(result))

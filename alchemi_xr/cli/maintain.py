@@ -98,7 +98,7 @@ def defragment(
         **_how(workers, scheduler, threads, memory, no_resume, quiet),
     )
     if report is not None:
-        report.write_text(result.to_json() + "\n", encoding="utf-8")
+        report.write_text(result.to_json() + "\n", encoding="utf-8", errors="replace")
     typer.echo(
         f"{result.destination}: {result.removed:,} deleted samples removed, "
         f"{result.samples:,} kept; {result.seconds:.1f} s" + ("; resumed" * result.resumed)
@@ -245,7 +245,7 @@ def split(
     )
     if report is not None:
         lines = ",\n".join(f"{json.dumps(k)}: {v.to_json()}" for k, v in results.items())
-        report.write_text("{" + lines + "}\n", encoding="utf-8")
+        report.write_text("{" + lines + "}\n", encoding="utf-8", errors="replace")
     for result in results.values():
         typer.echo(result.summary())
 
@@ -295,7 +295,7 @@ def _how(
 
 def _show(result: Any, report: Path | None) -> None:
     if report is not None:
-        report.write_text(result.to_json() + "\n", encoding="utf-8")
+        report.write_text(result.to_json() + "\n", encoding="utf-8", errors="replace")
     typer.echo(result.summary())
 
 

@@ -33,7 +33,7 @@ from alchemi_xr.plan.rejects import Reject
 from alchemi_xr.plan.tasks import PartResult
 from alchemi_xr.units import conversion_factor
 
-__all__ = ["ALIASES", "ArraySource", "Arrays", "Opened", "Place", "Table"]
+__all__ = ["ALIASES", "ArraySource", "Arrays", "Opened", "Place", "Table", "TableFault"]
 
 Arrays = Mapping[str, Any]
 Place = tuple[int, str, tuple[int, ...]]
@@ -88,7 +88,9 @@ class Table:
     places: dict[str, Place] = field(default_factory=dict)
 
 
-class _Fault(Exception):
+class TableFault(Exception):
+    """Why a table is set aside."""
+
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
         self.reason, self.name = reason, name
@@ -383,7 +385,7 @@ def _scan_file(job: tuple[ArraySource, int]) -> tuple[list[Table], list[Reject]]
                     find = getattr(opened, "places", None)
                     table.places = find(key) if find is not None else {}
                     tables.append(table)
-                except _Fault as fault:
+                except TableFault as fault:
                     rejects.append(Reject(shown, 0, where + fault.reason, field=fault.name))
     except SourceError as error:
         rejects.append(Reject(shown, 0, str(error.what)))
@@ -399,21 +401,21 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
             roles.setdefault(meant, name)
     for need in ("positions", "atomic_numbers"):
         if need not in roles:
-            raise _Fault(
+            raise TableFault(
                 f"no array is known as {need} (found: {', '.join(map(repr, sorted(arrays)))}; "
                 f"name it with --map THEIRS={need})",
                 need,
             )
     place = arrays[roles["positions"]]
     if len(place.shape) != 3 or place.shape[2] != 3:
-        raise _Fault(
+        raise TableFault(
             f"array {roles['positions']!r}: found {list(place.shape)}, expected [frames, atoms, 3]",
             "positions",
         )
     frames, width = int(place.shape[0]), int(place.shape[1])
     elements = arrays[roles["atomic_numbers"]]
     if tuple(elements.shape) not in ((width,), (frames, width)):
-        raise _Fault(
+        raise TableFault(
             f"array {roles['atomic_numbers']!r}: found {list(elements.shape)}, expected [{width}] "
             f"or [{frames}, {width}] (positions are {list(place.shape)})",
             "atomic_numbers",
@@ -434,7 +436,7 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
             continue
         if shape[:1] != (frames,) or dtype.kind not in "biuf":
             if meant in FIELDS:
-                raise _Fault(
+                raise TableFault(
                     f"array {name!r}: found {list(shape)}, expected {frames} rows, one a frame",
                     meant or "",
                 )
@@ -444,7 +446,7 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
             want = math.prod(int(t) for t in spec.tail) * (width if spec.level == "atom" else 1)
             if math.prod(shape[1:]) != want:
                 lead = [frames, width] if spec.level == "atom" else [frames]
-                raise _Fault(
+                raise TableFault(
                     f"array {name!r}: found {list(shape)}, expected {[*lead, *spec.tail]}",
                     spec.name,
                 )
@@ -482,7 +484,7 @@ def _count(
         if COUNT in roles:
             given = np.asarray(arrays[roles[COUNT]])
             if given.size != table.frames or given.dtype.kind not in "iuf":
-                raise _Fault(
+                raise TableFault(
                     f"array {roles[COUNT]!r}: found {list(given.shape)}, expected [{table.frames}]"
                 )
             n = given.reshape(-1)[a:b]

@@ -116,6 +116,16 @@ def _shape(value: Any) -> tuple[int, ...]:
         return ()
 
 
+def _is_text(value: str) -> bool:
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def put_fixed(record: Record, constraints: Any, names: NameMap) -> None:
     """Atoms that ASE holds still, as the custom atom field ``fixed``."""
     fixed = np.zeros(record.atoms, dtype=bool)
@@ -127,7 +137,13 @@ def put_fixed(record: Record, constraints: Any, names: NameMap) -> None:
 
 
 def fault_of(record: Record) -> tuple[str, str] | None:
-    """Field and reason when a value cannot have the shape of the field table."""
+    """Field and reason when a value cannot be stored: its shape, or no text in its characters."""
+    for name in (*record.atom, *record.system):
+        if not _is_text(name):
+            return ascii(name), "its name has characters that are none (lone surrogates)"
+    for name, value in record.system.items():
+        if isinstance(value, str) and not _is_text(value):
+            return name, "its text has characters that are none (lone surrogates)"
     for name, values in record.atom.items():
         spec = FIELDS.get(name)
         if len(values) != record.atoms:

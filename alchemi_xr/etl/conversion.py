@@ -34,6 +34,7 @@ from alchemi_xr.plan.plan import Plan
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.plan.rejects import Quarantine, Reject
 from alchemi_xr.plan.run import run_plan
+from alchemi_xr.store import fs
 from alchemi_xr.store.codecs import ZarrWriteConfig, as_config
 from alchemi_xr.store.reader import Snapshot, open_store
 
@@ -248,7 +249,7 @@ def convert(
                 report.rejects = [replace(r, sample=None) for r in report.rejects]
             if Quarantine(job.rejects).write(report.rejects):
                 report.rejects_path = str(job.rejects)
-        if thin:
+        if thin and isinstance(destination, Path):
             from alchemi_xr.etl.maintain import defragment
 
             made = defragment(
@@ -258,6 +259,8 @@ def convert(
                 memory=memory,
                 progress=progress,
             )
+            # The generation before is of this call alone: nobody was told of it.
+            fs.remove_tree(fs.previous_path(destination))
             report.output_bytes = made.output_bytes
         elif report.left_out or report.undecided:
             report.notes.append(

@@ -8,19 +8,21 @@ the format cannot hold.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import inspect
 import json
 import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from alchemi_xr._typing import PathLike
 from alchemi_xr.data.block import Block
-from alchemi_xr.errors import ConfigError, FieldError, StoreExistsError
+from alchemi_xr.errors import AlchemiError, ConfigError, FieldError, StoreError, StoreExistsError
 from alchemi_xr.plan.plan import format_bytes
 from alchemi_xr.plan.progress import Progress, open_progress
 from alchemi_xr.registry import exports
@@ -150,7 +152,7 @@ def export(
 
     Raises
     ------
-    ConfigError, StoreExistsError, FieldError, StoreNotFoundError
+    ConfigError, StoreExistsError, FieldError, StoreNotFoundError, StoreError
         Nothing is left at ``dest`` that was not there before.
 
     Examples
@@ -186,11 +188,18 @@ def export(
                 shown.advance(block.num_samples)
             writer.finish()
         _publish(partial, target)
-    except BaseException:
-        writer.abort()
+    except BaseException as error:
+        with suppress(Exception):
+            writer.abort()
+        if isinstance(error, OSError) and not isinstance(error, AlchemiError):
+            raise StoreError(
+                str(target),
+                f"could not be written ({error.strerror or error})",
+                mend="remove the cause (a full disk?) and run it again",
+            ) from error
         raise
     finally:
-        for left in target.parent.glob(partial.name + "*"):
+        for left in target.parent.glob(glob.escape(partial.name) + "*"):
             _remove(left)
     return ExportReport(
         os.fspath(dest),

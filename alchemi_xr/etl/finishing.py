@@ -19,7 +19,7 @@ from typing import Any
 
 from alchemi_xr._typing import PathLike
 from alchemi_xr._version import __version__
-from alchemi_xr.errors import ConfigError
+from alchemi_xr.errors import AlchemiError, ConfigError, StoreError
 from alchemi_xr.etl.inputs import content_files, expand
 from alchemi_xr.etl.maintain import defragment, sort
 from alchemi_xr.etl.parts import split
@@ -266,11 +266,25 @@ def _made(
 
 def _leave_out_repeats(whole: Path, tolerance: float, how: How) -> int:
     """Mark them as deleted; how many samples are left."""
-    with how.running() as (runner, shown), open_store(whole) as snapshot:
-        found = repeats(
-            snapshot, runner=runner, shown=shown, tolerance=tolerance, folder=str(whole.parent)
-        )
-        left = len(snapshot.active) - len(found)
+    folder = whole.with_name(whole.name + ".prints")
+    fs.remove_tree(folder)  # of a run that was killed
+    try:
+        folder.mkdir()
+        with how.running() as (runner, shown), open_store(whole) as snapshot:
+            found = repeats(
+                snapshot, runner=runner, shown=shown, tolerance=tolerance, folder=str(folder)
+            )
+            left = len(snapshot.active) - len(found)
+    except OSError as error:
+        if isinstance(error, AlchemiError):
+            raise
+        raise StoreError(
+            str(whole),
+            f"repeats could not be found ({error.strerror or error})",
+            mend="remove the cause (a full disk?) and run it again: it goes on where it was",
+        ) from error
+    finally:
+        fs.remove_tree(folder)
     if len(found):
         StoreWriter(whole).delete(found)
     return left

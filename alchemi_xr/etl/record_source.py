@@ -7,10 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
+from alchemi_xr._typing import NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.fields import FIELDS
 from alchemi_xr.errors import ConfigError, SourceError, nearest
 from alchemi_xr.etl.ase_records import fault_of, put_any, put_structure
+from alchemi_xr.etl.elements import SYMBOLS
 from alchemi_xr.etl.file_scan import FileScan, joined
 from alchemi_xr.etl.names import NameMap
 from alchemi_xr.etl.records import Record, records_to_block
@@ -85,7 +89,7 @@ class RecordSource(ABC):
     def parse(self, piece: Any) -> Mapping[str, Any]:
         """The values of a record by their names in the input.
 
-        ``numbers`` [n] and ``positions`` [n, 3] have to be there; ``cell`` [3, 3] and
+        ``numbers`` [n] (0 to 118) and ``positions`` [n, 3] have to be there; ``cell`` [3, 3] and
         ``pbc`` [3] may be. All else is a field of systems, or of atoms where the field
         table says so. An error raised here is the reason why the record is rejected.
         """
@@ -158,14 +162,14 @@ class RecordSource(ABC):
         missing = [name for name in ("numbers", "positions") if name not in values]
         if missing:
             raise KeyError(f"no {missing[0]!r}")
-        numbers = values.pop("numbers")
+        numbers = _numbers(values.pop("numbers"))
         record = Record(len(numbers))
         cell, pbc = values.pop("cell", None), values.pop("pbc", None)
-        periodic = cell is not None if pbc is None else pbc
+        periodic = _periodic(cell is not None if pbc is None else pbc)
         put_structure(
             record,
             numbers,
-            values.pop("positions"),
+            _positions(values.pop("positions"), len(numbers)),
             [0.0] * 9 if cell is None else cell,
             periodic,
             self.names,
@@ -174,6 +178,34 @@ class RecordSource(ABC):
             if value is not None:
                 put_any(record, str(name), value, self.names)
         return record
+
+
+def _numbers(given: Any) -> NDArray:
+    numbers = np.asarray(given)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iuf"):
+        raise ValueError(f"numbers: found {given!r}, expected one atomic number an atom")
+    wrong = ~((numbers >= 0) & (numbers < len(SYMBOLS)) & (numbers == np.floor(numbers)))
+    if wrong.any():
+        found = numbers[wrong][0]
+        raise ValueError(f"numbers: found {found}, expected 0 to {len(SYMBOLS) - 1}")
+    return numbers
+
+
+def _positions(given: Any, atoms: int) -> NDArray:
+    positions = np.asarray(given)
+    if positions.size and positions.dtype.kind not in "iuf":
+        raise ValueError("positions: found what is no number")
+    # Of another shape, such as [3, n], the numbers would change their places.
+    if positions.shape[1:] != (3,) and positions.shape != (3 * atoms,):
+        raise ValueError(f"positions: found {list(positions.shape)}, expected [{atoms}, 3]")
+    return positions
+
+
+def _periodic(given: Any) -> NDArray:
+    periodic = np.asarray(given)
+    if periodic.dtype.kind not in "biuf" or periodic.shape not in ((), (3,)):
+        raise ValueError(f"pbc: found {given!r}, expected three of true and false")
+    return periodic
 
 
 def _reason(error: Exception) -> str:

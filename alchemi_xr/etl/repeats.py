@@ -7,9 +7,9 @@ composition are looked at together.
 from __future__ import annotations
 
 import numbers
-import os
 import tempfile
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from alchemi_xr.plan.client import Runner
 from alchemi_xr.plan.plan import cut_by_bytes, extent_bytes
 from alchemi_xr.plan.progress import Progress
 from alchemi_xr.plan.tasks import trim
+from alchemi_xr.store import fs
 from alchemi_xr.store.reader import Snapshot
 
 __all__ = ["check_tolerance", "repeats"]
@@ -92,10 +93,7 @@ def repeats(
     }
     shown.start("repeats", len(active), "samples")
     with tempfile.TemporaryDirectory(prefix="alchemi_xr-prints-", dir=folder) as scratch:
-        path = os.path.join(scratch, "prints.npy")
-        table = np.lib.format.open_memmap(
-            path, mode="w+", dtype=np.float64, shape=(len(active), LENGTH)
-        )
+        table = fs.make_map(Path(scratch, "prints.npy"), np.float64, (len(active), LENGTH))
         scale = np.full(LENGTH, 1e-12)
 
         def report(key: Any, prints: NDArray) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -181,6 +182,9 @@ class FieldObserver:
             if len(rows) == 1:
                 dtype = _promoted(seen.dtypes)
                 return FieldLayout(name, "atom", dtype, rows.pop(), "custom", "", holes)
+        if level == "system" and _outgrows(seen.dtypes):
+            # As text they stay what they are: a float would round them.
+            return FieldLayout(name, level, "str", (), "text", "", holes)
         if "str" in seen.dtypes or (level == "system" and len(seen.tails) > 1):
             if level != "system":
                 return "text of single atoms has no place in a store"
@@ -192,8 +196,15 @@ class FieldObserver:
         )
 
 
+def _outgrows(dtypes: set[str]) -> bool:
+    """Whether whole numbers are too long for every type of whole numbers."""
+    return "uint64" in dtypes and any(np.dtype(d).kind == "i" for d in dtypes if d != "str")
+
+
 def _promoted(dtypes: set[str]) -> str:
-    return np.result_type(*[np.dtype(d) for d in sorted(dtypes)]).name
+    found: np.dtype[Any] = np.result_type(*[np.dtype(d) for d in sorted(dtypes)])
+    # Longer floats are of this machine alone: no store holds them.
+    return "float64" if found.kind == "f" and found.itemsize > 8 else found.name
 
 
 def _known_dtype(kind: str, dtypes: set[str]) -> str:

@@ -74,7 +74,8 @@ class Journal:
 
     def _append(self, record: dict[str, Any]) -> None:
         assert self._file is not None, "the journal is not open"
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        # ASCII: names of files may have bytes that are no text, and have to come back as they were.
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
     def _read(self) -> bool:

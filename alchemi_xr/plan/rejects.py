@@ -91,7 +91,8 @@ class Quarantine:
             self.path.unlink(missing_ok=True)
             return 0
         partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = "\n".join(lines) + "\n"
+        partial.write_text(text, encoding="utf-8", errors="replace")
         os.replace(partial, self.path)
         return len(lines)
 

@@ -299,7 +299,8 @@ class Session:
         document = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
         if self.place.path is not None and self.stage is not None:
             # Without indents: that encoder takes longer than an append's own work.
-            data = json.dumps(document, ensure_ascii=False).encode()
+            # Names of input files may have bytes that are no text.
+            data = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
             if isinstance(self.store, DurableStore):
                 self.store.flush()
             if self.stage.private:

@@ -21,6 +21,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from alchemi_xr.errors import NotAStoreError, StoreExistsError
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -40,6 +42,7 @@ __all__ = [
     "link_new",
     "looks_like_store",
     "make_folder",
+    "make_map",
     "open_existing",
     "open_partial",
     "partial_files",
@@ -176,6 +179,27 @@ def write_at(file: FileIO, data: BytesLike, offset: int) -> None:
 def set_size(file: FileIO, size: int) -> None:
     """Make a file so long; what is added reads as zeros and takes no room."""
     os.ftruncate(file.fileno(), size)
+
+
+def make_map(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """An NPY file of zeros, mapped, whose room on the medium is taken.
+
+    A map of what has no room yet would end the process when a disk is full, without a word.
+
+    Raises
+    ------
+    OSError
+        There is no room.
+    """
+    rows: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b", buffering=0) as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size_of(file))
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+    return rows
 
 
 def size_of(file: FileIO) -> int:

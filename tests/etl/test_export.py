@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 import alchemi_xr
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.csr import counts_to_ptr
-from alchemi_xr.errors import ConfigError, StoreExistsError
+from alchemi_xr.errors import ConfigError, StoreError, StoreExistsError
 from alchemi_xr.etl.conversion import convert
 from alchemi_xr.etl.exporting import export
+from alchemi_xr.store import fs
 from alchemi_xr.store.reader import open_store
 from alchemi_xr.store.writer import StoreWriter
 
@@ -217,9 +220,42 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 raise OSError("the disk is gone")
 
             patch.setattr(Snapshot, "iter_blocks", breaks)
-            with pytest.raises(OSError, match="the disk is gone"):
+            with pytest.raises(StoreError, match="the disk is gone"):
                 export(store, tmp_path / file, progress=False)
         assert os.listdir(tmp_path) == ["in.zarr"], file
+
+
+FULL = """
+import resource, signal, sys
+import alchemi_xr
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    alchemi_xr.export("in.zarr", sys.argv[1], progress=False)
+except alchemi_xr.errors.StoreError as error:
+    print("told:", error)
+"""
+
+
+@pytest.mark.parametrize("file", [*FORMATS, "out.packed", "b[1].npz"])
+def test_a_full_disk_is_told(tmp_path: Path, file: str) -> None:
+    # Files cannot grow beyond a limit: what writes them sees what a full disk shows.
+    put(tmp_path / "in.zarr", block_of([8] * 400))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, file], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert f"told: {file}: could not be written" in done.stdout, done.stderr
+    assert os.listdir(tmp_path) == ["in.zarr"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no room is taken beforehand here")
+def test_a_map_has_its_room(tmp_path: Path) -> None:
+    rows = fs.make_map(tmp_path / "a.npy", np.dtype(np.float64), (1000, 100))
+    rows[-1] = 1.0
+    rows.flush()
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy").sum(), 100.0)
+    assert os.stat(tmp_path / "a.npy").st_blocks * 512 >= 800_000
 
 
 def test_the_command(tmp_path: Path) -> None:

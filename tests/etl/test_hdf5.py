@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +199,61 @@ def test_offsets_are_those_of_the_file_that_was_scanned(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: stat.st_size // 2])
     with pytest.raises(SourceError):
         source.read(partition)
+
+
+def test_links_to_other_files(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["before"] = np.full(1000, np.nan)
+        made = molecules(file)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        # Long enough that an offset of the other file is inside of this one, too.
+        file["filling"] = np.zeros(20_000)
+        for name in ("m0", "m1"):
+            file[name] = h5py.ExternalLink("other.h5", f"/{name}")
+        for name in ("m2", "m3"):
+            for array in ("species", "coordinates", "energy", "forces", "smiles"):
+                file[f"{name}/{array}"] = h5py.ExternalLink("other.h5", f"/{name}/{array}")
+    _, store = converted(tmp_path / "a.h5")
+    block = whole(store)
+    np.testing.assert_array_equal(block["positions"], np.concatenate(made["positions"]))
+    np.testing.assert_array_equal(block["energy"][:, 0], made["energy"])
+
+
+@pytest.mark.timeout(60)
+def test_links_in_a_circle(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = molecules(file.create_group("set"))
+        file["root"] = h5py.SoftLink("/")
+        file["set/back"] = file["/"]
+        file["kind"] = np.dtype("f4")
+    _, store = converted(tmp_path / "a.h5")
+    np.testing.assert_array_equal(whole(store)["positions"], np.concatenate(made["positions"]))
+
+
+def test_links_to_nothing(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = molecules(file)
+        file["a/nowhere"] = h5py.SoftLink("/none")
+        file["elsewhere"] = h5py.ExternalLink("none.h5", "/m0")
+    with pytest.raises(SourceError, match="a/nowhere: cannot be opened"):
+        converted(tmp_path / "a.h5")
+    report, store = converted(tmp_path / "a.h5", on_error="quarantine")
+    assert [r.reason.partition(":")[0] for r in report.rejects] == ["a/nowhere", "elsewhere"]
+    np.testing.assert_array_equal(whole(store)["positions"], np.concatenate(made["positions"]))
+
+
+def test_equal_bytes_in_every_process(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file.create_group("m")
+        group["coordinates"], group["species"] = np.zeros((1, 1, 3)), [1]
+        group["energies"], group["forces"] = np.zeros(1), np.zeros((1, 1, 3))
+    documents = set()
+    for seed in "1234":
+        subprocess.run(
+            [sys.executable, "-m", "alchemi_xr", "convert", "-q", "a.h5", f"{seed}.zarr"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
+        documents.add((tmp_path / f"{seed}.zarr" / "zarr.json").read_bytes())
+    assert len(documents) == 1

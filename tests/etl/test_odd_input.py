@@ -258,3 +258,21 @@ def test_reasons_with_line_separators_survive_journal_and_quarantine(tmp_path):
     again = Journal(tmp_path / "j.jsonl", "f").open()
     again.close()
     assert again.extents[0].rejects == [reject]
+
+
+def test_a_file_name_that_is_no_text(tmp_path):
+    odd = os.fsdecode(b"caf\xe9.xyz")
+    try:
+        (tmp_path / odd).write_text(frame() + "1\n")
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    report = convert(tmp_path / odd, tmp_path / "a.zarr", on_error="quarantine", progress=False)
+    assert (report.samples, report.rejected) == (1, 1)
+    with open_store(tmp_path / "a.zarr") as store:
+        assert store.schema.provenance["files"] == [str(tmp_path / "caf?.xyz")]
+    (reject,) = Quarantine(tmp_path / "a.zarr.rejects.jsonl").read()
+    assert reject.file == str(tmp_path / "caf?.xyz")
+    with Journal(tmp_path / "j.jsonl", "f") as journal:
+        journal.extent_done(0, PartStats(report.rejects, [], {}, 0))
+    with Journal(tmp_path / "j.jsonl", "f").open() as again:
+        assert again.extents[0].rejects == report.rejects

@@ -160,3 +160,67 @@ def test_units_are_those_of_fields(tmp_path: Path) -> None:
     assert not Wrong.matches("a")
     with pytest.raises(ConfigError, match="'nrg' is no field"):
         Wrong([str(tmp_path / "a")]).scan()
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Converts records of JSON; the reasons of those set aside, and the block of the others."""
+    namespace: dict[str, Any] = {}
+    exec(MODULE, namespace)
+    monkeypatch.setitem(sources._objects, "json-lines", namespace["JsonLines"])
+
+    def run(*given: Any) -> tuple[list[str], Any]:
+        write(tmp_path / "a.mol.jsonl", list(given))
+        report = convert(
+            tmp_path / "a.mol.jsonl",
+            tmp_path / "a.zarr",
+            on_error="quarantine",
+            overwrite=True,
+            progress=False,
+        )
+        with open_store(tmp_path / "a.zarr") as store:
+            return [r.reason for r in report.rejects], store.read_block(store.active)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"elements": [1.5, 8]},
+        {"elements": [200, 1]},
+        {"elements": [-1, 1]},
+        {"elements": [[1], [8]]},
+        {"elements": 6},
+        {"xyz": [[0, 1], [2, 3], [4, 5]]},
+        {"xyz": [["0", "1", "2"], ["3", "4", "5"]]},
+        {"xyz": [[None, 1, 2], [3, 4, 5]]},
+        {"pbc": "T T F"},
+        {"label": "cut off \ud83d"},
+        {"cut off \ud83d": 1},
+    ],
+    ids=str,
+)
+def test_values_that_are_none_are_set_aside(told: Any, odd: dict[str, Any]) -> None:
+    good = {"elements": [1, 8], "xyz": [[0, 0, 0], [0, 0, 1]], "label": "é 日\n", "energy": 1.0}
+    reasons, block = told(good, {**good, **odd}, good)
+    assert len(reasons) == 1
+    assert block.num_samples == 2
+    assert block["atomic_numbers"].tolist() == [1, 8] * 2
+    assert block["label"].tolist() == ["é 日\n"] * 2
+
+
+def test_whole_numbers_that_no_type_holds_stay_exact(told: Any) -> None:
+    good = {"elements": [1], "xyz": [[0, 0, 0]]}
+    reasons, block = told(*({**good, "id": i} for i in (2**63 + 1, -1, 2**62 + 1)))
+    assert not reasons
+    assert list(map(int, block["id"])) == [2**63 + 1, -1, 2**62 + 1]
+
+
+def test_long_floats(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.longdouble).reshape(1, 2, 3) / 3
+    np.savez(tmp_path / "a.npz", R=values, z=[1, 8], E=values[:, 0, 1])
+    convert(tmp_path / "a.npz", tmp_path / "a.zarr", progress=False)
+    with open_store(tmp_path / "a.zarr") as store:
+        block = store.read_block(slice(None))
+    np.testing.assert_array_equal(block["positions"], values[0].astype(np.float64))

@@ -88,6 +88,8 @@ def test_a_condition_in_the_pass(tmp_path: Path, given_frames: list[Atoms], clie
     assert told["stages"]["where"] == "natoms > 2 and energy_per_atom < -0.5"
     assert (told["left_out"], told["undecided"]) == (report.left_out, report.undecided)
     assert "rejected" not in told
+    # Not the samples that are left out either, in a hidden generation before.
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.extxyz", "out.zarr"]
 
 
 def test_a_condition_beside_broken_records(tmp_path: Path, given_frames: list[Atoms]) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sqlite3
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,11 +62,13 @@ class AseDbExport:
             sample.info = {}
             sample.arrays = {n: v for n, v in arrays.items() if n in _ROW_KEYS}
             rest |= {n: v for n, v in arrays.items() if n not in _ROW_KEYS}
-            self._database.write(sample.to_atoms(), data=rest)
+            with _of_the_medium(sqlite3.Error):
+                self._database.write(sample.to_atoms(), data=rest)
 
     def finish(self) -> None:
         """Commit."""
-        self._database.__exit__(None, None, None)
+        with _of_the_medium(sqlite3.Error):
+            self._database.__exit__(None, None, None)
 
     def abort(self) -> None:
         """Roll back."""
@@ -88,6 +94,7 @@ class AseLmdbExport:
         self.level = level
         self._next = 1
         self._environment: Any = None
+        self._error: type[Exception] = OSError
 
     @classmethod
     def owns(cls, path: str) -> bool:
@@ -99,13 +106,14 @@ class AseLmdbExport:
         lmdb = import_optional("lmdb", extra="etl", why=str(target))
         self.lost, self.notes = ase_limits(snapshot, fields)
         self.notes += _levels(snapshot, samples, fields)
+        self._error = lmdb.Error
         self._environment = lmdb.open(
             str(target), map_size=_MAP_BYTES, subdir=False, lock=False, meminit=False, sync=False
         )
 
     def write(self, block: Block) -> None:
         """One transaction a block."""
-        with self._environment.begin(write=True) as transaction:
+        with _of_the_medium(self._error), self._environment.begin(write=True) as transaction:
             for sample in iter_samples(block, self.lost):
                 row = _row(sample, self._next)
                 packed = zlib.compress(json.dumps(row).encode(), self.level)
@@ -115,9 +123,10 @@ class AseLmdbExport:
 
     def finish(self) -> None:
         """Write the count, and close."""
-        with self._environment.begin(write=True) as transaction:
-            self._count(transaction)
-        self._environment.sync(True)
+        with _of_the_medium(self._error):
+            with self._environment.begin(write=True) as transaction:
+                self._count(transaction)
+            self._environment.sync(True)
         self._environment.close()
 
     def abort(self) -> None:
@@ -128,6 +137,15 @@ class AseLmdbExport:
     def _count(self, transaction: Any) -> None:
         for key, value in ((b"nextid", self._next), (b"deleted_ids", []), (b"metadata", {})):
             transaction.put(key, zlib.compress(json.dumps(value).encode()))
+
+
+@contextmanager
+def _of_the_medium(kind: type[Exception]) -> Iterator[None]:
+    """What a database says of a full disk, as the system would."""
+    try:
+        yield
+    except kind as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def _levels(snapshot: Snapshot, samples: Any, fields: list[str]) -> list[str]:

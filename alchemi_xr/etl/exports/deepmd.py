@@ -17,6 +17,7 @@ import numpy as np
 from alchemi_xr._typing import IntArray, NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.etl.elements import SYMBOLS
+from alchemi_xr.store import fs
 from alchemi_xr.store.reader import Snapshot
 
 __all__ = ["DeepmdExport"]
@@ -161,11 +162,6 @@ class DeepmdExport:
             )
             if name == "energy":
                 shape = (frames,)
-            np.lib.format.open_memmap(
-                folder / "set.000" / f"{_FILES[name]}.npy",
-                mode="w+",
-                dtype=self._dtypes[name],
-                shape=shape,
-            )
+            fs.make_map(folder / "set.000" / f"{_FILES[name]}.npy", self._dtypes[name], shape)
         self._folders[key] = folder
         return folder

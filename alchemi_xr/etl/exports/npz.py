@@ -149,4 +149,4 @@ class NpzExport:
             np.save(path, np.zeros(shape, dtype))
             self._members[name] = np.zeros(shape, dtype)
             return
-        self._members[name] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        self._members[name] = fs.make_map(path, dtype, shape)

@@ -19,7 +19,7 @@ import numpy as np
 from alchemi_xr._optional import import_optional
 from alchemi_xr._typing import NDArray
 from alchemi_xr.errors import SourceError
-from alchemi_xr.etl.arrays import ALIASES, Arrays, ArraySource, Opened, Place, Table
+from alchemi_xr.etl.arrays import ALIASES, Arrays, ArraySource, Opened, Place, Table, TableFault
 from alchemi_xr.etl.source import Mapper, Scan, plain_map
 
 __all__ = ["Hdf5Source"]
@@ -79,7 +79,7 @@ class Hdf5Source(ArraySource):
         if not (ani1x or ani2x):
             return {}
         units: dict[str, str] = {}
-        for name in names:
+        for name in sorted(names):  # a set's own order is another one in every process
             if name in ("coordinates",):
                 units[name] = "Å"
             elif name in ("energies",) or name.endswith("energy"):
@@ -124,7 +124,11 @@ class _File:
         """Datasets of a group, and the names of what else is in it; links are followed."""
         # One call of the library each: h5py's own look-ups take three times as long.
         h5py = self._h5py
-        group = h5py.h5g.open(self._file.id, (path or "/").encode())
+        try:
+            group = h5py.h5g.open(self._file.id, (path or "/").encode("utf-8", "surrogateescape"))
+        except (KeyError, ValueError, OSError, RuntimeError) as error:
+            # A link to what is not there: the others are none the worse for it.
+            raise TableFault(f"cannot be opened ({error})") from error
         datasets: dict[str, Any] = {}
         others: list[str] = []
         for raw in group:
@@ -135,7 +139,7 @@ class _File:
                 found = None
             if isinstance(found, h5py.h5d.DatasetID):
                 datasets[name] = _Stored(h5py.Dataset(found))
-            else:
+            elif found is None or isinstance(found, h5py.h5g.GroupID):
                 others.append(name)
         return datasets, others
 
@@ -145,18 +149,30 @@ class _File:
         return self._last[1]
 
     def keys(self) -> Iterator[str]:
-        stack = ["/"]
+        stack: list[tuple[str, tuple[Any, ...]]] = [("/", ())]
         while stack:
-            path = stack.pop()
-            here, groups = self._children(path)
+            path, above = stack.pop()
+            try:
+                here, groups = self._children(path)
+            except TableFault:
+                yield path.strip("/")  # it is told of by who asks for its arrays
+                continue
             meant = {self._source.meaning(n) for n in here}
             if "positions" in meant or (path != "/" and here and "atomic_numbers" in meant):
                 self._last = path.strip("/"), here
                 yield path.strip("/")
                 continue
-            stack += [f"{path.rstrip('/')}/{n}" for n in sorted(groups, key=_natural, reverse=True)]
+            one = self._identity(path)
+            if one not in above:  # else a link to a group that it is in: there is no end to them
+                names = sorted(groups, key=_natural, reverse=True)
+                stack += [(f"{path.rstrip('/')}/{n}", (*above, one)) for n in names]
             if not groups and path == "/":
                 yield ""
+
+    def _identity(self, path: str) -> tuple[int, int]:
+        """What is the same for a group by whatever path it is reached."""
+        info = self._h5py.h5g.get_objinfo(self._file.id, path.encode("utf-8", "surrogateescape"))
+        return info.fileno, info.objno
 
     def arrays(self, key: str) -> Arrays:
         out = self._datasets(key)
@@ -184,7 +200,8 @@ class _File:
         datasets = self._datasets(key)
         if self._is_one_frame(datasets) or self._file.userblock_size:
             return {}
-        h5t = self._h5py.h5t
+        h5t, file_of = self._h5py.h5t, self._h5py.h5f.get_name
+        here = file_of(self._file.id)
         out: dict[str, Place] = {}
         for name, dataset in datasets.items():
             dtype, shape, handle = dataset.dtype, dataset.shape, dataset.id
@@ -196,6 +213,7 @@ class _File:
                 and dtype.isnative
                 and handle.get_storage_size() == size
                 and handle.get_type() == h5t.py_create(dtype)
+                and file_of(handle) == here  # not behind a link to another file
             ):
                 out[name] = offset, dtype.str, tuple(shape)
         return out
