@@ -196,3 +196,20 @@ def test_offsets_are_those_of_the_file_that_was_scanned(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: stat.st_size // 2])
     with pytest.raises(SourceError):
         source.read(partition)
+
+
+def test_numbers_of_another_file_are_read_from_there(converted: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        made = molecules(file)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in ("m0", "m1"):
+            file[name] = h5py.ExternalLink("other.h5", f"/{name}")
+        for name in ("m2", "m3"):
+            for array in ("species", "coordinates", "energy", "forces", "smiles"):
+                file[f"{name}/{array}"] = h5py.ExternalLink("other.h5", f"/{name}/{array}")
+        # So long that the other file's offsets are within this one, too.
+        file["before"] = np.zeros(10_000)
+    _, store = converted(tmp_path / "a.h5")
+    block = whole(store)
+    np.testing.assert_array_equal(block["positions"], np.concatenate(made["positions"]))
+    np.testing.assert_array_equal(block["energy"][:, 0], made["energy"])

@@ -184,7 +184,8 @@ class _File:
         datasets = self._datasets(key)
         if self._is_one_frame(datasets) or self._file.userblock_size:
             return {}
-        h5t = self._h5py.h5t
+        h5t, name_of = self._h5py.h5t, self._h5py.h5f.get_name
+        here = name_of(self._file.id)
         out: dict[str, Place] = {}
         for name, dataset in datasets.items():
             dtype, shape, handle = dataset.dtype, dataset.shape, dataset.id
@@ -192,6 +193,8 @@ class _File:
             size = dtype.itemsize * math.prod(shape)
             if (
                 offset is not None
+                # Not of another file, to which a link led.
+                and name_of(handle) == here
                 and dtype.kind in "iuf"
                 and dtype.isnative
                 and handle.get_storage_size() == size
