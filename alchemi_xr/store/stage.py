@@ -62,12 +62,15 @@ def _all(call: Callable[[T], None], items: Sequence[T]) -> None:
 class _Entry:
     """One file on its way."""
 
-    __slots__ = ("file", "partial", "phase")
+    __slots__ = ("busy", "failed", "file", "partial", "phase")
 
     def __init__(self, partial: Path | None, file: FileIO, phase: int) -> None:
         self.partial = partial
         self.file: FileIO | None = file
         self.phase = phase
+        # Held while it is forced, and how that failed.
+        self.busy = threading.Lock()
+        self.failed: BaseException | None = None
 
     def __del__(self) -> None:
         # What an error left behind: its stage is gone, and the file belongs to nobody.
@@ -79,17 +82,27 @@ class _Entry:
         file, self.file = self.file, None
         return file
 
-    def force(self, file: FileIO | None) -> None:
-        """Bytes to the medium; the file is closed."""
-        if file is None:
-            return
-        try:
-            if self.partial is None:
-                fs.sync_data(file)
-            else:
-                fs.sync_open(file)
-        finally:
-            file.close()
+    def force(self) -> None:
+        """Bytes to the medium; the file is closed.
+
+        Where another thread does that already, it is done when this returns.
+        """
+        with self.busy:
+            if self.failed is not None:
+                raise self.failed
+            file = self.take()
+            if file is None:
+                return
+            try:
+                if self.partial is None:
+                    fs.sync_data(file)
+                else:
+                    fs.sync_open(file)
+            except BaseException as error:
+                self.failed = error
+                raise
+            finally:
+                file.close()
 
 
 class Stage:
@@ -236,7 +249,7 @@ class Stage:
             entries, self._entries = self._entries, {}
         replaced: list[int | None] = []
         try:
-            _all(lambda entry: entry.force(entry.take()), list(entries.values()))
+            _all(_Entry.force, list(entries.values()))
             by_phase: dict[int, list[tuple[Path, Path]]] = {}
             for path, entry in entries.items():
                 if entry.partial is not None:
@@ -285,9 +298,9 @@ class Stage:
     def _bound(self) -> None:
         with self._lock:
             opened = [e for e in self._entries.values() if e.file is not None]
-            excess = [(e, e.take()) for e in opened[: max(0, len(opened) - self.most_open)]]
-        for entry, file in excess:
-            entry.force(file)
+            excess = opened[: max(0, len(opened) - self.most_open)]
+        for entry in excess:
+            entry.force()
 
     def _make_folder(self, folder: Path) -> None:
         if folder in self._folders:
