@@ -27,6 +27,7 @@ from alchemi_xr.data.fields import FIELDS, fill_for, resolve
 from alchemi_xr.errors import SourceError
 from alchemi_xr.etl.elements import SYMBOLS
 from alchemi_xr.etl.names import Contest, NameMap
+from alchemi_xr.etl.records import voigt_to_matrix
 from alchemi_xr.etl.schema import FieldObserver, Schema
 from alchemi_xr.etl.source import Mapper, Partition, Scan, Segment, no_edges, pack, plain_map
 from alchemi_xr.plan.rejects import Reject
@@ -55,6 +56,7 @@ ALIASES: dict[str, str] = {
     "pbc": "pbc",
 }
 _STEP_BYTES = 16 * 2**20
+_NO_ELEMENT = 2**31 - 1
 _NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 
 
@@ -74,7 +76,8 @@ class Opened(Protocol):
 class Table:
     """What a scan found of one table; ``bad`` frames are left out.
 
-    ``places`` are offset, dtype and shape of arrays that lie in the file as they are.
+    ``places`` are offset, dtype and shape of arrays that lie in the file as they are;
+    ``unstored`` the names of arrays of all frames that hold no numbers.
     """
 
     key: str
@@ -86,6 +89,7 @@ class Table:
     with_cell: int = 0
     bad: list[tuple[int, str, str]] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
+    unstored: list[str] = field(default_factory=list)
 
 
 class TableFault(Exception):
@@ -164,6 +168,8 @@ class ArraySource:
             self._observe(observer, table, keys)
         schema = observer.schema(self.paths[0] if self.paths else "input")
         notes += [f"{n!r} is not stored: {why}" for n, why in schema.dropped.items()]
+        others = dict.fromkeys(n for table in everything for n in table.unstored)
+        notes += [f"{n!r} is not stored: it has no numbers, one row a frame" for n in others]
         units = self._units(everything, notes)
         layouts = tuple(
             replace(layout, unit=units[layout.name])
@@ -224,6 +230,10 @@ class ArraySource:
                 if level == "atom" and len(widths[name]) == 1 and known is None:
                     guessed.append(name)
             target = self.names.target(meant if meant is not None else name, level).name
+            tails = [t.shapes[name][0] for t in tables if name in t.shapes]
+            if meant is None and not all(_fits(target, level, tail) for tail in tails):
+                target = self.names.target(f"other_{name}", level).name
+                notes.append(f"{name!r} is kept as {target!r}: its rows have another shape")
             if target in taken:
                 # Another name, preferred, is this field: this one keeps its own.
                 self._aside[name] = Contest(target, taken[target][1], name)
@@ -358,6 +368,8 @@ class ArraySource:
                     # Ten times as fast as a mask over frames and atoms.
                     values = values.take(atoms, axis=0)
             elif dtype != "str":
+                if _is_voigt(target, tail):
+                    values = voigt_to_matrix(values)
                 values = values.reshape(b - a, *layout.tail)
             if name in self.negated and target in FIELDS:
                 values = -values
@@ -421,6 +433,7 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
             "atomic_numbers",
         )
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+    unstored: list[str] = []
     for name, values in arrays.items():
         meant = meaning(name)
         if meant in (COUNT, MASK):
@@ -430,11 +443,14 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
                 shapes[name] = ((width,), "int64")
             continue
         shape, dtype = tuple(int(s) for s in values.shape), values.dtype
-        if dtype.kind in "OSU":
-            if math.prod(shape) == 1:
-                shapes[name] = ((), "str")
+        if dtype.kind in "OSU" and math.prod(shape) == 1:
+            shapes[name] = ((), "str")
             continue
-        if shape[:1] != (frames,) or dtype.kind not in "biuf":
+        if dtype.kind not in "biuf":
+            if shape[:1] == (frames,):
+                unstored.append(name)
+            continue
+        if shape[:1] != (frames,):
             if meant in FIELDS:
                 raise TableFault(
                     f"array {name!r}: found {list(shape)}, expected {frames} rows, one a frame",
@@ -451,7 +467,7 @@ def survey(key: str, arrays: Arrays, meaning: Callable[[str], str | None]) -> Ta
                     spec.name,
                 )
         shapes[name] = (shape[1:], dtype.name)
-    table = Table(key, frames, width, np.zeros(frames, np.int32), shapes)
+    table = Table(key, frames, width, np.zeros(frames, np.int32), shapes, unstored=unstored)
     _count(table, arrays, roles, meaning)
     return table
 
@@ -460,6 +476,19 @@ def _is_system_field(name: str, tails: Sequence[tuple[int, ...]]) -> bool:
     """Whether a name is that of a system's field, and its arrays have that field's shape."""
     spec = FIELDS.get(resolve(name))
     return spec is not None and spec.level == "system" and all(t == spec.tail for t in tails)
+
+
+def _fits(target: str, level: Level, tail: tuple[int, ...]) -> bool:
+    """Whether rows can be those of a known field (its own shape, or six of a symmetric matrix)."""
+    spec = FIELDS.get(target)
+    if spec is None or spec.level != level or not all(isinstance(t, int) for t in spec.tail):
+        return True
+    row = tail[1:] if level == "atom" else tail
+    return math.prod(row) == math.prod(int(t) for t in spec.tail) or _is_voigt(target, row)
+
+
+def _is_voigt(target: str, row: tuple[int, ...]) -> bool:
+    return target in ("stress", "virial") and row == (6,)
 
 
 def _count(
@@ -498,7 +527,10 @@ def _count(
         for f in np.flatnonzero(wrong.any(axis=1)).tolist():
             if a + f not in known:
                 atom = int(np.flatnonzero(wrong[f])[0])
-                why = f"atom {atom} has the atomic number {numbers[f, atom]}, expected 1 to 118"
+                found = int(numbers[f, atom])
+                why = f"atom {atom} has the atomic number {found}, expected 1 to 118"
+                if found == _NO_ELEMENT:
+                    why = f"atom {atom} is of no element: its symbol is unknown or its number not whole"
                 table.bad.append((a + f, "atomic_numbers", why))
     _count_cells(table, arrays, roles)
 
@@ -533,8 +565,14 @@ def _numbers(values: Any, a: int, b: int, width: int) -> IntArray:
     once = len(values.shape) == 1
     part = np.asarray(values[:] if once else values[a:b])
     if part.dtype.kind in "OSU":
-        flat = [s.decode() if isinstance(s, bytes) else str(s) for s in part.ravel().tolist()]
-        part = np.array([_NUMBERS.get(s.strip(), -1) for s in flat], np.int64).reshape(part.shape)
+        flat = [
+            s.decode("utf-8", "replace") if isinstance(s, bytes) else str(s) for s in part.ravel()
+        ]
+        known = [_NUMBERS.get(s.strip(), _NO_ELEMENT) if s.strip() else 0 for s in flat]
+        part = np.array(known, np.int64).reshape(part.shape)
+    elif part.dtype.kind == "f":
+        # NaN is padding; a number that is not whole must not become another element.
+        part = np.where(np.isnan(part), -1, np.where(part == np.floor(part), part, _NO_ELEMENT))
     part = part.astype(np.int64, copy=False)
     return np.broadcast_to(part, (b - a, width)) if once else part
 

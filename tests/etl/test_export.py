@@ -225,6 +225,19 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert os.listdir(tmp_path) == ["in.zarr"], file
 
 
+def test_text_that_looks_like_something_else(tmp_path: Path) -> None:
+    block = block_of([1] * 12, holes=False)
+    texts = ["1e5", "T", "F F T", "1 2", "+1", "007", "[[1, 2]]", '_JSON {"a": 2}', "nan", "a\r\nb"]
+    label = np.array([*texts, "\u2028 é", 'b "1"'], dtype=object)
+    block = block.with_field("label", label, "system")
+    export(put(tmp_path / "in.zarr", block), tmp_path / "out.extxyz", progress=False)
+    convert(tmp_path / "out.extxyz", tmp_path / "back.zarr", progress=False)
+    with open_store(tmp_path / "back.zarr") as store:
+        assert store.read_block(slice(None))["label"].tolist() == label.tolist()
+    read = pytest.importorskip("ase.io").read(tmp_path / "out.extxyz", ":")
+    assert [a.info["label"] for a in read] == label.tolist()
+
+
 FULL = """
 import resource, signal, sys
 import alchemi_xr

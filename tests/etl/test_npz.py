@@ -87,6 +87,8 @@ def simple(frames: int = 3, atoms: int = 2) -> dict[str, Any]:
         ({"Z": np.ones(5)}, r"'Z': found \[5\]"),
         ({"N": np.array([1, 2, 7])}, "N says 7 atoms, there is room for 2"),
         ({"Z": np.full((3, 2), 150)}, "atomic number 150"),
+        ({"Z": np.full((3, 2), 1.5)}, "atom 0 is of no element"),
+        ({"Z": np.array([["H", "Qq"]] * 3)}, "atom 1 is of no element"),
         ({"E": np.zeros((3, 2))}, r"'E': found \[3, 2\]"),
     ],
 )
@@ -242,3 +244,25 @@ def test_tensors_of_three_atoms(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.read_block([0, 1])["stress"], tensor)
     # A name of one's own is a guess, and said to be one.
     assert any("by their shape: 'own' (" in note for note in report.notes)
+
+
+@pytest.mark.filterwarnings("error")
+def test_elements_as_symbols_and_floats_with_padding(tmp_path: Path, converted: Any) -> None:
+    for name, padded in (("s", ["H", ""]), ("f", [1.0, np.nan])):
+        arrays = {**simple(), "Z": np.array([padded, padded, [padded[0]] * 2])}
+        _, store = converted(pack(tmp_path / f"{name}.npz", **arrays), overwrite=True)
+        np.testing.assert_array_equal(np.diff(whole(store).atoms_ptr), [1, 1, 2])
+        assert (whole(store)["atomic_numbers"] == 1).all()
+
+
+def test_tensors_that_no_alias_names(tmp_path: Path, converted: Any) -> None:
+    voigt = np.arange(18.0).reshape(3, 6)
+    more = {"stress": voigt, "charge": np.ones((3, 4)), "name": np.array(["a", "b", "c"])}
+    report, store = converted(pack(tmp_path / "in.npz", **simple(), **more))
+    block = whole(store)
+    np.testing.assert_array_equal(block["stress"][:, 0], voigt[:, [0, 5, 4]])
+    np.testing.assert_array_equal(block["stress"], block["stress"].transpose(0, 2, 1))
+    np.testing.assert_array_equal(block["other_charge"], more["charge"])
+    told = " ".join(report.notes)
+    assert "'charge' is kept as 'other_charge'" in told
+    assert "'name' is not stored" in told

@@ -11,6 +11,7 @@ import numpy as np
 from alchemi_xr._typing import NDArray
 from alchemi_xr.data.block import Block
 from alchemi_xr.data.fields import FIELDS
+from alchemi_xr.etl.comment import parse_value
 from alchemi_xr.etl.elements import SYMBOLS
 from alchemi_xr.store.reader import Snapshot
 
@@ -165,7 +166,7 @@ def _column(values: NDArray) -> list[Any]:
 def _values(name: str, values: NDArray) -> list[str]:
     """Every row as it stands behind its key."""
     if values.dtype.kind in "OUST":
-        return [_quoted(str(v)) for v in values.tolist()]
+        return [_quoted(_as_text(str(v))) for v in values.tolist()]
     flat = values.reshape(len(values), -1)
     known = name in FIELDS
     tail = values.shape[1:]
@@ -176,6 +177,14 @@ def _values(name: str, values: NDArray) -> list[str]:
         return _texts(flat)
     # JSON keeps the shape of what the field table does not know.
     return [f'"_JSON {_json(v)}"' for v in values.tolist()]
+
+
+def _as_text(text: str) -> str:
+    """A text that is read as one: what looks like numbers or JSON says that it is none."""
+    same = parse_value(text)
+    # Many tools take a carriage return for the end of the line.
+    is_plain = isinstance(same, str) and same == text and "\r" not in text
+    return text if is_plain else f"_JSON {_json(text)}"
 
 
 def _json(value: Any) -> str:
