@@ -197,9 +197,14 @@ class PackedForms:
         sources = [_source_of(item, plain, places) for item in form.items]
         if any(kind == "" for kind, _ in sources):
             return None, form.general
+        # A cell of three rows, of three atoms: that of four may be of four, which is a fault.
+        general = form.general and not any(
+            kind == "array" and item.kind == "system" and arrays[place].by_atom
+            for item, (kind, place) in zip(form.items, sources, strict=True)
+        )
         made = PackedForm(form, arrays, sources)
         whole, packed = form.group([(0, plain)], ""), made.group([(0, row)], "")
-        return (made, form.general) if _alike(whole, packed) else (None, form.general)
+        return (made, general) if _alike(whole, packed) else (None, general)
 
 
 def _walk(value: Any, path: _Path, out: _Places, shapes: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sqlite3
 import zlib
 from collections import Counter
@@ -409,3 +410,20 @@ def test_a_packed_row_knows_its_plain_one() -> None:
     want = AtomsRow({**decode(said), "id": 3})
     for name, mine in itertools.product(("positions", "forces"), (plain,)):
         np.testing.assert_array_equal(mine[name], want[name])
+
+
+def test_a_cell_or_pbc_of_as_many_rows_as_atoms_is_a_fault(tmp_path: Path) -> None:
+    texts = []
+    for n, bad in ((3, False), (3, False), (4, True), (2, True), (4, False)):
+        array = {
+            "numbers": [[n], "int64", [1] * n],
+            "positions": [[n, 3], "float64", [0.5] * 3 * n],
+            # Two and four rows are together as many as of two good ones.
+            "pbc": [[n if bad else 3], "bool", [True] * (n if bad else 3)],
+        }
+        texts.append(json.dumps({k: {"__ndarray__": v} for k, v in array.items()}))
+    write_lmdb(tmp_path / "in.aselmdb", texts)
+    source = AseDbSource([str(tmp_path / "in.aselmdb")])
+    scan = source.scan()
+    assert [reject.frame for reject in scan.rejects] == [2, 3]
+    assert scan.num_atoms.tolist() == [3, 3, 4]
