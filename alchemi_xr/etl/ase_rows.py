@@ -313,8 +313,18 @@ def _decoder() -> Callable[[Any], Any]:
     try:
         from orjson import loads
     except ImportError:
-        return json.loads
+        return _plain_loads
     return loads
+
+
+def _plain_loads(text: str | bytes | bytearray | memoryview) -> Any:
+    """As ``orjson.loads``: takes memoryviews, refuses NaN and infinities."""
+    given = bytes(text) if isinstance(text, memoryview) else text
+    return json.loads(given, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 _decode = _decoder()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -109,5 +109,10 @@ def test_any_data(data: dict[str, Any]) -> None:
 
 
 def test_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ase_rows, "_decode", json.loads)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    monkeypatch.setattr(ase_rows, "_decode", ase_rows._decoder())
     assert isinstance(same(row_text(data={"tag": "a"})), ase_rows.PlainRow)
+    assert ase_rows.loads(memoryview(b'{"a": [1, 2.5]}')) == {"a": [1, 2.5]}
+    for name in ("NaN", "Infinity", "-Infinity"):
+        with pytest.raises(ValueError, match=name):
+            ase_rows.loads(f'{{"a": {name}}}')
